@@ -9,7 +9,6 @@ void add_unary(Table& rules);
 void add_binary(Table& rules);
 void add_selection(Table& rules);
 void add_activations(Table& rules);
-void add_activation_backwards(Table& rules);
 void add_products(Table& rules);
 void add_convolutions(Table& rules);
 void add_reductions(Table& rules);
@@ -46,7 +45,6 @@ inline void add_families(Table& rules) {
   add_binary(rules);
   add_selection(rules);
   add_activations(rules);
-  add_activation_backwards(rules);
   add_products(rules);
   add_convolutions(rules);
   add_reductions(rules);

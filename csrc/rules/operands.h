@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 #include <c10/core/SymIntArrayRef.h>
+#include <c10/core/SymNodeImpl.h>
 #include <c10/util/SmallVector.h>
 
 #include <string>
@@ -21,6 +22,13 @@ namespace torchlayers {
 inline bool is_symbolic(const at::Tensor& tensor) {
   return tensor.defined() && tensor.key_set().has(kSymbolic);
 }
+
+// A number of a graph. A line that only passes a dimension on to operators has a derivative in a
+// graph although it reads the dimension as a plain number: it gets one that no tensor has.
+class SymbolicDim : public c10::SymNodeImpl {
+ public:
+  virtual int64_t as_dim() = 0;
+};
 
 // The qualified name of an operator in a table: "mul.Tensor" is aten::mul.Tensor.
 inline std::string in_namespace(const std::string& name) {
@@ -49,6 +57,10 @@ class Operands {
   int64_t integer(size_t i) const {
     return arg(i).toInt();
   }
+  // An argument that counts dimensions.
+  int64_t dim(size_t i) const {
+    return arg(i).isInt() ? arg(i).toInt() : dim_of(arg(i));
+  }
   double number(size_t i) const {
     return arg(i).toDouble();
   }
@@ -57,6 +69,9 @@ class Operands {
   }
   std::vector<int64_t> integers(size_t i) const {
     return arg(i).isNone() ? std::vector<int64_t>() : arg(i).toIntVector();
+  }
+  std::vector<int64_t> dims(size_t i) const {
+    return arg(i).isIntList() || arg(i).isNone() ? integers(i) : dims_of(arg(i));
   }
   c10::SymInt size(size_t i) const {
     return arg(i).toSymInt();
@@ -82,6 +97,9 @@ class Operands {
   Args all_with(const Replacements& replaced) const;
 
  protected:
+  static int64_t dim_of(const c10::IValue& number);
+  static std::vector<int64_t> dims_of(const c10::IValue& numbers);
+
   static const at::Tensor undefined_;
 
   const Operator& op_;

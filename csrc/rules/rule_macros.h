@@ -8,7 +8,7 @@
 // and the others give the rule for the tangent, for the gradients or for both (table.h):
 //
 //   rules["atan2"].terms(TERM(0, turned(t, c[1], c[0])), TERM(1, -turned(t, c[0], c[1])));
-//   rules["max.dim"].jvp(one_of<1>).vjp(VJP(0, put_back(g, c.sizes_of(0), c.integer(1), …)));
+//   rules["max.dim"].jvp(one_of<1>).vjp(VJP(0, put_back(g, c.sizes_of(0), c.dim(1), …)));
 //   LINEAR("flip", g.flip(c.integers(1))).gathers()        what else is known of it (table.h)
 //   rules["linalg_qr"].jvp(qr).vjp(qr_vjp, {.by = {"A"}, .of = {"Q", "R"}, .saves = {"Q", "R"}});
 //

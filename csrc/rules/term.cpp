@@ -50,6 +50,8 @@ Reads read_of_call(std::string_view after) {
         ".number(",
         ".flag(",
         ".integers(",
+        ".dim(",
+        ".dims(",
         ".size(",
         ".sizes(",
         ".sizes_of(",

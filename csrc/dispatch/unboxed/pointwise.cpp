@@ -1,5 +1,6 @@
 // Pointwise operators.
-#include <initializer_list>
+#include <string>
+#include <unordered_map>
 
 #include "core/small_kernel.h"
 #include "dispatch/unboxed/unboxed.h"
@@ -65,67 +66,54 @@ class Pointwise final : public c10::OperatorKernel {
 };
 
 template <class... Given>
-void add_pointwise(std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    register_kernel<Pointwise<Given...>>(name, [](const Operator& op) { return op.is_pointwise; });
+void register_pointwise(const c10::OperatorHandle& handle) {
+  register_kernel<Pointwise<Given...>>(handle);
+}
+
+// A letter an argument: T for a tensor, S for a number; "" if there is any other.
+std::string letters_of(const c10::FunctionSchema& schema) {
+  std::string letters;
+  for (const c10::Argument& argument : schema.arguments()) {
+    switch (argument.type()->kind()) {
+      case c10::TypeKind::TensorType:
+        letters += 'T';
+        break;
+      case c10::TypeKind::NumberType:
+        letters += 'S';
+        break;
+      default:
+        return "";
+    }
   }
+  return letters;
 }
 
 } // namespace
 
+// Those of these signatures that torch tags as pointwise. Each signature is a class to compile, so
+// rare ones are left out.
 void register_typed_pointwise() {
-  add_pointwise<const Tensor&>(
-      {"abs",   "neg",    "reciprocal",  "sqrt",       "rsqrt", "exp",         "exp2",   "expm1",
-       "log",   "log1p",  "log2",        "log10",      "sin",   "cos",         "tan",    "asin",
-       "acos",  "atan",   "sinh",        "cosh",       "tanh",  "erf",         "erfc",   "sigmoid",
-       "relu",  "silu",   "mish",        "sign",       "sgn",   "ceil",        "floor",  "round",
-       "trunc", "erfinv", "asinh",       "acosh",      "atanh", "hardsigmoid", "lgamma", "digamma",
-       "frac",  "isnan",  "logical_not", "bitwise_not"});
-  add_pointwise<const Tensor&, const Tensor&>(
-      {"mul.Tensor",
-       "div.Tensor",
-       "pow.Tensor_Tensor",
-       "maximum",
-       "minimum",
-       "atan2",
-       "fmod.Tensor",
-       "remainder.Tensor",
-       "hypot",
-       "fmax",
-       "fmin",
-       "xlogy.Tensor",
-       "copysign.Tensor",
-       "eq.Tensor",
-       "ne.Tensor",
-       "lt.Tensor",
-       "le.Tensor",
-       "gt.Tensor",
-       "ge.Tensor",
-       "logical_and",
-       "logical_or",
-       "logical_xor",
-       "bitwise_and.Tensor",
-       "bitwise_or.Tensor",
-       "sigmoid_backward",
-       "tanh_backward"});
-  add_pointwise<const Tensor&, const Tensor&, const Scalar&>(
-      {"add.Tensor", "sub.Tensor", "threshold_backward"});
-  add_pointwise<const Tensor&, const Tensor&, const Tensor&>({"where.self", "lerp.Tensor"});
-  add_pointwise<const Tensor&, const Scalar&>(
-      {"pow.Tensor_Scalar",
-       "eq.Scalar",
-       "ne.Scalar",
-       "lt.Scalar",
-       "le.Scalar",
-       "gt.Scalar",
-       "ge.Scalar",
-       "clamp_min",
-       "clamp_max",
-       "leaky_relu",
-       "fmod.Scalar",
-       "remainder.Scalar"});
-  add_pointwise<const Tensor&, const Scalar&, const Scalar&>({"softplus", "hardtanh", "threshold"});
-  add_pointwise<const Tensor&, const Tensor&, const Tensor&, const Scalar&>({"addcmul", "addcdiv"});
+  using Register = void (*)(const c10::OperatorHandle&);
+  const std::unordered_map<std::string, Register> by_letters{
+      {"T", &register_pointwise<const Tensor&>},
+      {"TT", &register_pointwise<const Tensor&, const Tensor&>},
+      {"TS", &register_pointwise<const Tensor&, const Scalar&>},
+      {"TTS", &register_pointwise<const Tensor&, const Tensor&, const Scalar&>},
+      {"TTT", &register_pointwise<const Tensor&, const Tensor&, const Tensor&>},
+      {"TSS", &register_pointwise<const Tensor&, const Scalar&, const Scalar&>},
+      {"TTTS", &register_pointwise<const Tensor&, const Tensor&, const Tensor&, const Scalar&>},
+  };
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto handle = dispatcher.findSchema(name);
+    if (!handle || !handle->hasTag(at::Tag::pointwise)) {
+      continue;
+    }
+    const auto entry = by_letters.find(letters_of(handle->schema()));
+    if (entry != by_letters.end() && Operator::of(*handle).is_pointwise) {
+      entry->second(*handle);
+    }
+  }
 }
 
 } // namespace torchlayers

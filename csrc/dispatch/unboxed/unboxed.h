@@ -132,26 +132,31 @@ inline std::vector<std::string>& names_of_typed() {
   return *names;
 }
 
-// Registers it on the front key, for good, where the operators of aten have the fallback else. Not
-// for an operator that this torch does not have, or that is not as it should be.
-template <class Kernel, class Is>
-void register_kernel(const char* name, const Is& is) {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  const auto full_name = torch::jit::parseName("aten::" + std::string(name));
-  const auto handle = dispatcher.findSchema(full_name);
-  if (!handle || !is(Operator::of(*handle))) {
-    return;
-  }
+// Registers it on the front key, for good, where the operators of aten have the fallback else.
+template <class Kernel>
+void register_kernel(const c10::OperatorHandle& handle) {
   // Never taken back: Python unloads no extension.
   static auto* registered = new std::vector<c10::RegistrationHandleRAII>();
-  names_of_typed().push_back(c10::toString(full_name));
-  registered->push_back(dispatcher.registerImpl(
-      full_name,
-      kFront,
-      c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel>(std::make_unique<Kernel>(*handle)),
-      c10::impl::CppSignature::make<typename Kernel::Signature>(),
-      /*inferred_function_schema=*/nullptr,
-      "torchlayers"));
+  names_of_typed().push_back(c10::toString(handle.operator_name()));
+  registered->push_back(
+      c10::Dispatcher::singleton().registerImpl(
+          handle.operator_name(),
+          kFront,
+          c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel>(
+              std::make_unique<Kernel>(handle)),
+          c10::impl::CppSignature::make<typename Kernel::Signature>(),
+          /*inferred_function_schema=*/nullptr,
+          "torchlayers"));
+}
+
+// Not for an operator that this torch does not have, or that is not as it should be.
+template <class Kernel, class Is>
+void register_kernel(const char* name, const Is& is) {
+  const auto full_name = torch::jit::parseName("aten::" + std::string(name));
+  const auto handle = c10::Dispatcher::singleton().findSchema(full_name);
+  if (handle && is(Operator::of(*handle))) {
+    register_kernel<Kernel>(*handle);
+  }
 }
 
 void register_typed_pointwise();

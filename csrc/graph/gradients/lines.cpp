@@ -128,8 +128,6 @@ c10::IValue symbolic_argument(Formula& formula, const std::string& name, const V
       TORCH_CHECK(value.type()->isSubtypeOf(*c10::OptionalType::ofTensor()), name, " is not known");
       return formula.tensor(name, c10::OptionalType::ofTensor());
     case c10::TypeKind::IntType:
-      return name.starts_with("dim") ? c10::IValue(formula.dimension(name))
-                                     : formula.number(name, value.type());
     case c10::TypeKind::FloatType:
     case c10::TypeKind::NumberType:
     case c10::TypeKind::BoolType:

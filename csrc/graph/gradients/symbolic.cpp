@@ -79,7 +79,7 @@ class SymbolicTensor final : public at::TensorImpl {
 
 // A number of the graph. Those of a list of unknown length stand for the whole list, and have no
 // value of their own.
-class SymbolicNumber final : public c10::SymNodeImpl {
+class SymbolicNumber final : public SymbolicDim {
  public:
   SymbolicNumber(Formula& formula, std::string name, c10::TypePtr type, Value* value = nullptr)
       : formula_(formula), name_(std::move(name)), type_(std::move(type)), value_(value) {}
@@ -121,6 +121,10 @@ class SymbolicNumber final : public c10::SymNodeImpl {
   }
   SymNode mul(const SymNode& other) override {
     return with("aten::mul", other);
+  }
+  int64_t as_dim() override {
+    TORCH_CHECK(is_int(), "a dimension of a graph is not known");
+    return formula_.dim_of(value());
   }
   std::string str() override {
     return "a number of a graph";
@@ -204,12 +208,17 @@ c10::IValue Formula::number(const std::string& name, const c10::TypePtr& type) {
 }
 
 // Far from any dimension, before the first or behind the last.
-int64_t Formula::dimension(const std::string& name) {
+int64_t Formula::dim_of(Value* dimension) {
+  for (const auto& [number, known] : dims_) {
+    if (known == dimension) {
+      return number;
+    }
+  }
   constexpr int64_t kFar = int64_t{1} << 40;
-  const int64_t distance = kFar + (static_cast<int64_t>(dimensions_.size()) << 20);
-  const int64_t dimension = variant_ == Variant::First ? distance : -distance;
-  dimensions_[dimension] = name;
-  return dimension;
+  const int64_t distance = kFar + (static_cast<int64_t>(dims_.size()) << 20);
+  const int64_t number = variant_ == Variant::First ? distance : -distance;
+  dims_[number] = dimension;
+  return number;
 }
 
 std::vector<c10::SymInt> Formula::integers(const std::string& name) {
@@ -268,11 +277,11 @@ Value* Formula::value_of(const c10::IValue& value, const c10::Argument& argument
       return dtypes_.at(dtype - kFirstSymbolicDtype);
     }
   }
-  if (value.isInt() && dimensions_.count(value.toInt()) > 0) {
-    return input(dimensions_.at(value.toInt()), c10::IntType::get());
+  if (value.isInt() && dims_.contains(value.toInt())) {
+    return dims_.at(value.toInt());
   }
   const bool is_plain_list =
-      value.isDoubleList() || value.isBoolList() || (value.isIntList() && dimensions_.empty());
+      value.isDoubleList() || value.isBoolList() || (value.isIntList() && dims_.empty());
   if (value.isList() && !is_plain_list) {
     return list_of(
         value,

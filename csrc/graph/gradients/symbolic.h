@@ -17,10 +17,11 @@ namespace torchlayers::graph {
 // A symbolic tensor is an at::Tensor with a dispatch key of its own (kSymbolic), whose fallback
 // adds a node for each operator to a Formula. So a line is evaluated as it is, and so are the
 // functions that it calls: none of them is compiled a third time. A symbolic number is a SymInt or
-// SymFloat. A graph is for tensors of any size, dtype and device, real ones, so a line that asks
-// for one of these, or decides by a number that is no constant, raises an error, and gives no
-// formula. Arguments become inputs of the formula when an operator reads them, which says what has
-// to be saved for it.
+// SymFloat; a line that reads one as a dimension (Operands::dim) gets an integer that stands for
+// it. A graph is for tensors of any size, dtype and device, real ones, so a line that asks for one
+// of these, or decides by a number that is no constant, raises an error, and gives no formula.
+// Arguments become inputs of the formula when an operator reads them, which says what has to be
+// saved for it.
 class Formula {
  public:
   // Two formulas whose tensors and dimensions pretend to be different ones: a line that depends on
@@ -33,8 +34,8 @@ class Formula {
 
   at::Tensor tensor(const std::string& name, const c10::TypePtr& type = c10::TensorType::get());
   c10::IValue number(const std::string& name, const c10::TypePtr& type);
-  // A number that lines may pass on as an int64_t, but not compute with.
-  int64_t dimension(const std::string& name);
+  // The number that stands for a dimension. Lines may pass it on, but not compute with it.
+  int64_t dim_of(torch::jit::Value* dimension);
   // A list of integers of unknown length. Lines may pass it on as a whole.
   std::vector<c10::SymInt> integers(const std::string& name);
   // The size of an argument: the input "name_size".
@@ -67,7 +68,7 @@ class Formula {
   std::vector<std::string> names_; // of the inputs
   std::unordered_map<std::string, torch::jit::Value*> inputs_;
   std::vector<torch::jit::Value*> dtypes_; // those that result_type returned
-  std::unordered_map<int64_t, std::string> dimensions_;
+  std::unordered_map<int64_t, torch::jit::Value*> dims_;
   Variant variant_;
 };
 

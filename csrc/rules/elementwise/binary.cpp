@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/errors.h"
+#include "rules/elementwise/activations.h"
 #include "rules/elementwise/promotion.h"
 #include "rules/families.h"
 #include "rules/rule_macros.h"
@@ -276,7 +277,8 @@ void add_binary(Table& rules) {
   rules["atan2"].terms(TERM(0, turned(t, c[1], c[0])), TERM(1, -turned(t, c[0], c[1])));
   rules["hypot"].terms(TERM(0, t * (c[0] / y)), TERM(1, t * (c[1] / y)));
   rules["logaddexp"].terms(
-      TERM(0, t * difference(c[0], c[1]).sigmoid()), TERM(1, t * difference(c[1], c[0]).sigmoid()));
+      TERM(0, t * softplus_slope(difference(c[0], c[1]))),
+      TERM(1, t * softplus_slope(difference(c[1], c[0]))));
   rules["logaddexp2"].terms(
       TERM(0, t / (1 + difference(c[1], c[0]).exp2())),
       TERM(1, t / (1 + difference(c[0], c[1]).exp2())));

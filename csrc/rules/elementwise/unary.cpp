@@ -13,24 +13,6 @@ using at::Tensor;
 
 const double kSqrtPi = std::sqrt(M_PI);
 
-Tensor tanh_tangent(const Tensor& t, const Tensor& y) {
-  return y.is_complex() ? t * (1 - y * y) : at::tanh_backward(t, y);
-}
-
-template <class T>
-IfNumber<T> tanh_tangent(T t, T y) {
-  return t * (1 - y * y);
-}
-
-Tensor sigmoid_tangent(const Tensor& t, const Tensor& y) {
-  return y.is_complex() ? t * (1 - y) * y : at::sigmoid_backward(t, y);
-}
-
-template <class T>
-IfNumber<T> sigmoid_tangent(T t, T y) {
-  return t * (1 - y) * y;
-}
-
 // i1(x) / x is 1/2 where x is negligible compared with one, but the quotient of denormals is
 // inaccurate.
 Tensor is_tiny(const Tensor& x) {
@@ -138,8 +120,6 @@ void add_unary(Table& rules) {
   ELEMENTWISE("sin", t * cos(x));
   ELEMENTWISE("sinh", t * cosh(x));
   ELEMENTWISE("tan", t * (y * y + 1)).has_slope(1, 0, 1);
-  ELEMENTWISE("tanh", tanh_tangent(t, y)).has_slope(1, 0, -1);
-  ELEMENTWISE("sigmoid", sigmoid_tangent(t, y)).has_slope(0, 1, -1);
   ELEMENTWISE("exp", t * y).has_slope(0, 1, 0);
   ELEMENTWISE("exp2", t * y * M_LN2).has_slope(0, M_LN2, 0);
   ELEMENTWISE("expm1", t * (y + 1)).has_slope(1, 1, 0);

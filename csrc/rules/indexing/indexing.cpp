@@ -101,8 +101,8 @@ void add_indexing(Table& rules) {
   LINEAR("masked_select", put_by_mask(g, c.sizes_of(0), c[1])).gathers();
   LINEAR("index.Tensor", put_by_index(g, c.sizes_of(0), c.arg(1))).gathers();
   LINEAR("_unsafe_index.Tensor", put_by_index(g, c.sizes_of(0), c.arg(1))).gathers();
-  LINEAR("index_select", add_rows(g, c.sizes_of(0), c.integer(1), c[2])).gathers();
-  LINEAR("gather", add_back(g, c.sizes_of(0), c.integer(1), c[2])).gathers();
+  LINEAR("index_select", add_rows(g, c.sizes_of(0), c.dim(1), c[2])).gathers();
+  LINEAR("gather", add_back(g, c.sizes_of(0), c.dim(1), c[2])).gathers();
   LINEAR(
       "embedding",
       at::embedding_backward_symint(g, c[1], c.sizes_of(0)[0], c.size(2), c.flag(3), c.flag(4)))
@@ -114,16 +114,16 @@ void add_indexing(Table& rules) {
         VJP(2, at::index(g, indices_of(c.arg(1)))));
   }
   rules["index_add"].jointly_linear_in(0, 3).vjp(
-      VJP(0, g), VJP(3, times(g.index_select(c.integer(1), c[2]), c.scalar(4).conj())));
+      VJP(0, g), VJP(3, times(g.index_select(c.dim(1), c[2]), c.scalar(4).conj())));
   rules["index_copy"].jointly_linear_in(0, 3).vjp(
-      VJP(0, g.index_fill(c.integer(1), c[2], 0)), VJP(3, g.index_select(c.integer(1), c[2])));
+      VJP(0, g.index_fill(c.dim(1), c[2], 0)), VJP(3, g.index_select(c.dim(1), c[2])));
   rules["index_fill.int_Tensor"].jointly_linear_in(0, 3).vjp(
-      VJP(0, g.index_fill(c.integer(1), c[2], 0)), VJP(3, sum_of_filled(g, c.integer(1), c[2])));
+      VJP(0, g.index_fill(c.dim(1), c[2], 0)), VJP(3, sum_of_filled(g, c.dim(1), c[2])));
   rules["scatter.src"].jointly_linear_in(0, 3).vjp(
-      VJP(0, g.scatter(c.integer(1), c[2], 0)),
-      VJP(3, in_corner(g.gather(c.integer(1), c[2]), c.sizes_of(3))));
+      VJP(0, g.scatter(c.dim(1), c[2], 0)),
+      VJP(3, in_corner(g.gather(c.dim(1), c[2]), c.sizes_of(3))));
   rules["scatter_add"].jointly_linear_in(0, 3).vjp(
-      VJP(0, g), VJP(3, in_corner(g.gather(c.integer(1), c[2]), c.sizes_of(3))));
+      VJP(0, g), VJP(3, in_corner(g.gather(c.dim(1), c[2]), c.sizes_of(3))));
   rules["masked_scatter"].jointly_linear_in(0, 2).vjp(
       VJP(0, g.masked_fill(c[1], 0)),
       VJP(2, at::masked_scatter_backward_symint(g, c[1], c.sizes_of(2))));
@@ -132,11 +132,11 @@ void add_indexing(Table& rules) {
       VJP(2, g.take(c[1]).reshape_symint(c.sizes_of(2))));
   rules["index_fill.int_Scalar"]
       .jvp(TANGENT(0, with_tangent_and_zero(t, c, 3)))
-      .vjp(VJP(0, g.index_fill(c.integer(1), c[2], 0)))
+      .vjp(VJP(0, g.index_fill(c.dim(1), c[2], 0)))
       .piecewise_linear();
   rules["scatter.value"]
       .jvp(TANGENT(0, with_tangent_and_zero(t, c, 3)))
-      .vjp(VJP(0, g.scatter(c.integer(1), c[2], 0)))
+      .vjp(VJP(0, g.scatter(c.dim(1), c[2], 0)))
       .piecewise_linear();
 }
 

@@ -12,7 +12,7 @@ using at::Tensor;
 class Destinations {
  public:
   explicit Destinations(const Operands& call)
-      : dim_(call.integer(1)), index_(call[2]), sizes_(call[0].sym_sizes()) {
+      : dim_(call.dim(1)), index_(call[2]), sizes_(call[0].sym_sizes()) {
     const Tensor& source = call[3];
     if (call.op().name() == "aten::index_reduce" && source.dim() > 0) { // one index per slice
       c10::SymDimVector along(source.dim(), 1);

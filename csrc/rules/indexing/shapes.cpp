@@ -142,7 +142,7 @@ Tensor outside_diagonal(const Tensor& g, int64_t offset, int64_t dim1, int64_t d
 
 void cut_apart(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
-  const int64_t dim = at::maybe_wrap_dim(call.integer(1), g.dim());
+  const int64_t dim = at::maybe_wrap_dim(call.dim(1), g.dim());
   c10::SymInt start = 0;
   for (const Target& target : call.targets()) {
     if (target.sizes.size() == 1 && target.sizes[0] == 0) {
@@ -161,7 +161,7 @@ void unstacked(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   for (const Target& target : call.targets()) {
     if (call.wants(0, target.member)) {
-      call.give(0, g.select(call.integer(1), target.member), target.member);
+      call.give(0, g.select(call.dim(1), target.member), target.member);
     }
   }
 }
@@ -187,7 +187,7 @@ void take_blocks(VjpCall& call) {
 // Joins the gradients of parts of the argument, with zeros for parts without one.
 void join_parts(VjpCall& call) {
   const auto sizes = call.sizes_of(0);
-  const int64_t dim = at::maybe_wrap_dim(call.integer(2), static_cast<int64_t>(sizes.size()));
+  const int64_t dim = at::maybe_wrap_dim(call.dim(2), static_cast<int64_t>(sizes.size()));
   const c10::IValue& lengths = call.arg(1);
   const Tensor* any = nullptr;
   for (const Tensor& g : call.cotangents()) {
@@ -219,7 +219,7 @@ void stack_parts(VjpCall& call) {
   for (const Tensor& g : call.cotangents()) {
     parts.push_back(g.defined() ? g : at::zeros_like(*any));
   }
-  call.give(0, at::stack(parts, call.integer(1)));
+  call.give(0, at::stack(parts, call.dim(1)));
 }
 
 int64_t reach(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
@@ -300,45 +300,42 @@ Tensor outside_strided(
 } // namespace
 
 void add_shapes(Table& rules) {
-  LINEAR("roll", g.roll_symint(negated(c.sizes(1)), c.integers(2))).gathers();
-  LINEAR("rot90", g.rot90(-c.integer(1), c.integers(2))).gathers();
+  LINEAR("roll", g.roll_symint(negated(c.sizes(1)), c.dims(2))).gathers();
+  LINEAR("rot90", g.rot90(-c.integer(1), c.dims(2))).gathers();
   LINEAR("repeat", unrepeated(g, c.sizes_of(0), c.sizes(1))).gathers();
-  LINEAR("diag_embed", g.diagonal(c.integer(1), c.integer(2), c.integer(3))).gathers();
-  LINEAR("unfold_backward", g.unfold(c.integer(2), c.integer(3), c.integer(4))).scatters();
-  LINEAR("diagonal_backward", g.diagonal(c.integer(2), c.integer(3), c.integer(4))).gathers();
-  LINEAR("narrow_copy", unnarrowed(g, c.sizes_of(0), c.integer(1), c.size(2), c.size(3))).gathers();
-  LINEAR("flip", g.flip(c.integers(1))).gathers();
+  LINEAR("diag_embed", g.diagonal(c.integer(1), c.dim(2), c.dim(3))).gathers();
+  LINEAR("unfold_backward", g.unfold(c.dim(2), c.integer(3), c.integer(4))).scatters();
+  LINEAR("diagonal_backward", g.diagonal(c.integer(2), c.dim(3), c.dim(4))).gathers();
+  LINEAR("narrow_copy", unnarrowed(g, c.sizes_of(0), c.dim(1), c.size(2), c.size(3))).gathers();
+  LINEAR("flip", g.flip(c.dims(1))).gathers();
   LINEAR("tril", g.tril_symint(c.size(1))).gathers();
   LINEAR("triu", g.triu_symint(c.size(1))).gathers();
-  LINEAR("slice_backward", g.slice_symint(c.integer(2), c.size(3), c.size(4), c.size(5))).gathers();
-  LINEAR("select_backward", g.select_symint(c.integer(2), c.size(3))).gathers();
+  LINEAR("slice_backward", g.slice_symint(c.dim(2), c.size(3), c.size(4), c.size(5))).gathers();
+  LINEAR("select_backward", g.select_symint(c.dim(2), c.size(3))).gathers();
   LINEAR("_unsafe_view", g.reshape_symint(c.sizes_of(0))).gathers();
   LINEAR("_reshape_copy", g.reshape_symint(c.sizes_of(0))).gathers();
   LINEAR("view", g.reshape_symint(c.sizes_of(0))).gathers();
   LINEAR("_reshape_alias", g.reshape_symint(c.sizes_of(0))).gathers();
   LINEAR("expand", g).gathers();
   // The sum over dimensions that were broadcast follows by itself.
-  LINEAR("transpose.int", g.transpose(c.integer(1), c.integer(2))).gathers();
+  LINEAR("transpose.int", g.transpose(c.dim(1), c.dim(2))).gathers();
   LINEAR("t", g.t()).gathers();
-  LINEAR("permute", g.permute(inverted(c.integers(1)))).gathers();
-  LINEAR("unsqueeze", g.squeeze(c.integer(1))).gathers();
+  LINEAR("permute", g.permute(inverted(c.dims(1)))).gathers();
+  LINEAR("unsqueeze", g.squeeze(c.dim(1))).gathers();
   LINEAR("squeeze", g.reshape_symint(c.sizes_of(0))).gathers();
   LINEAR("squeeze.dim", g.reshape_symint(c.sizes_of(0))).gathers();
   LINEAR("squeeze.dims", g.reshape_symint(c.sizes_of(0))).gathers();
-  LINEAR("select.int", at::select_backward_symint(g, c.sizes_of(0), c.integer(1), c.size(2)))
-      .gathers();
+  LINEAR("select.int", at::select_backward_symint(g, c.sizes_of(0), c.dim(1), c.size(2))).gathers();
   LINEAR(
       "slice.Tensor",
       at::slice_backward_symint(
-          g, c.sizes_of(0), c.integer(1), or_else(c.arg(2), 0), or_else(c.arg(3), kEnd), c.size(4)))
+          g, c.sizes_of(0), c.dim(1), or_else(c.arg(2), 0), or_else(c.arg(3), kEnd), c.size(4)))
       .gathers();
   LINEAR(
-      "diagonal",
-      at::diagonal_backward_symint(g, c.sizes_of(0), c.integer(1), c.integer(2), c.integer(3)))
+      "diagonal", at::diagonal_backward_symint(g, c.sizes_of(0), c.integer(1), c.dim(2), c.dim(3)))
       .gathers();
   LINEAR(
-      "unfold",
-      at::unfold_backward_symint(g, c.sizes_of(0), c.integer(1), c.integer(2), c.integer(3)))
+      "unfold", at::unfold_backward_symint(g, c.sizes_of(0), c.dim(1), c.integer(2), c.integer(3)))
       .gathers();
   LINEAR("view_as_real", at::view_as_complex(with_pairs_together(g)));
   LINEAR("view_as_complex", at::view_as_real(g.resolve_conj()));
@@ -362,20 +359,19 @@ void add_shapes(Table& rules) {
   rules["slice_scatter"]
       .jointly_linear_in(0, 1)
       .vjp(
-          VJP(0, outside_slice(g, c.integer(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5))),
-          VJP(1, g.slice_symint(c.integer(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5))))
+          VJP(0, outside_slice(g, c.dim(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5))),
+          VJP(1, g.slice_symint(c.dim(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5))))
       .gathers();
   rules["select_scatter"]
       .jointly_linear_in(0, 1)
       .vjp(
-          VJP(0, outside_row(g, c.integer(2), c.size(3))),
-          VJP(1, g.select_symint(c.integer(2), c.size(3))))
+          VJP(0, outside_row(g, c.dim(2), c.size(3))), VJP(1, g.select_symint(c.dim(2), c.size(3))))
       .gathers();
   rules["diagonal_scatter"]
       .jointly_linear_in(0, 1)
       .vjp(
-          VJP(0, outside_diagonal(g, c.integer(2), c.integer(3), c.integer(4))),
-          VJP(1, g.diagonal(c.integer(2), c.integer(3), c.integer(4))))
+          VJP(0, outside_diagonal(g, c.integer(2), c.dim(3), c.dim(4))),
+          VJP(1, g.diagonal(c.integer(2), c.dim(3), c.dim(4))))
       .gathers();
   rules["as_strided_scatter"]
       .vjp(

@@ -310,7 +310,7 @@ class Limited {
  public:
   Limited(const Tensor& x, const Operands& call) : x_(x), order_(order_of(call.arg(1))) {
     constexpr double kEpsilon = 1e-7; // torch's
-    const int64_t kept = at::maybe_wrap_dim(call.integer(2), x.dim());
+    const int64_t kept = at::maybe_wrap_dim(call.dim(2), x.dim());
     for (int64_t dim = 0; dim < x.dim(); ++dim) {
       if (dim != kept) {
         over_.dims.push_back(dim);
@@ -353,8 +353,8 @@ void add_distances(Table& rules) {
   for (const char* name :
        {"linalg_vector_norm", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype"}) {
     rules[name]
-        .jvp(TANGENT(0, norm_tangent(t, x, y, order_of(c.arg(1)), Dims{c.integers(2), c.flag(3)})))
-        .vjp(VJP(0, norm_gradient(g, x, y, order_of(c.arg(1)), Dims{c.integers(2), c.flag(3)})))
+        .jvp(TANGENT(0, norm_tangent(t, x, y, order_of(c.arg(1)), Dims{c.dims(2), c.flag(3)})))
+        .vjp(VJP(0, norm_gradient(g, x, y, order_of(c.arg(1)), Dims{c.dims(2), c.flag(3)})))
         .along(Along::Reduces);
   }
   for (const char* name : {"norm.Scalar", "norm.ScalarOpt_dtype"}) {

@@ -1,5 +1,7 @@
 // Eigenvalues and singular values, with their vectors. Where two values are equal, the derivative
 // of their vectors is infinite.
+#include <ATen/TensorSubclassLikeUtils.h>
+
 #include <cmath>
 #include <limits>
 
@@ -81,9 +83,10 @@ Tensor with_diagonal(const Tensor& matrix, const Tensor& diagonal) {
 }
 
 // Complex vectors are determined up to a phase, by which they can't be differentiated. Whether a
-// result depends on it can only be seen from numbers, which exist only below the last layer.
+// result depends on it can only be seen from numbers, which exist only below the last layer, and
+// not in a graph.
 void check_phase(const Tensor& derivative, const char* name) {
-  if (!derivative.is_complex() || !mirror().empty()) {
+  if (!derivative.is_complex() || !mirror().empty() || at::isTensorSubclassLike(derivative)) {
     return;
   }
   const Tensor by_phase = at::imag(derivative);

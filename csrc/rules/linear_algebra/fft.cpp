@@ -42,9 +42,9 @@ Tensor spectrum_gradient(const Tensor& g, const std::vector<int64_t>& dims, int6
 } // namespace
 
 void add_fft(Table& rules) {
-  LINEAR("_fft_r2c", real_gradient(g, c.sizes_of(0), c.integers(1), c.integer(2), c.flag(3)))
+  LINEAR("_fft_r2c", real_gradient(g, c.sizes_of(0), c.dims(1), c.integer(2), c.flag(3)))
       .along(Along::Mixes);
-  LINEAR("_fft_c2r", spectrum_gradient(g, c.integers(1), c.integer(2))).along(Along::Mixes);
+  LINEAR("_fft_c2r", spectrum_gradient(g, c.dims(1), c.integer(2))).along(Along::Mixes);
   LINEAR("_fft_c2c", at::_fft_c2c_symint(g, c.sizes(1), c.integer(2), !c.flag(3)))
       .along(Along::Mixes);
 }

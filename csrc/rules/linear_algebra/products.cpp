@@ -260,8 +260,8 @@ void add_products(Table& rules) {
       matmul_second(g, c[0], c.sizes_of(1).size(), c.is_column_major(1)));
   BILINEAR(
       "linalg_cross",
-      at::linalg_cross(conjugated(c[1]), g, c.integer(2)),
-      at::linalg_cross(g, conjugated(c[0]), c.integer(2)));
+      at::linalg_cross(conjugated(c[1]), g, c.dim(2)),
+      at::linalg_cross(g, conjugated(c[0]), c.dim(2)));
   rules["einsum"].jvp(einsum);
   rules["_trilinear"].linear_in(0, 1, 2).vjp(
       VJP(0,

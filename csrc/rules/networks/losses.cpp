@@ -1,4 +1,5 @@
 // Losses: computed elementwise, then reduced.
+#include "rules/elementwise/activations.h"
 #include "rules/elementwise/promotion.h"
 #include "rules/families.h"
 #include "rules/rule_macros.h"
@@ -127,7 +128,7 @@ Tensor cross_entropy_of_weight(const Tensor& t, const Operands& call) {
 // binary_cross_entropy_with_logits(x, target, weight, pos_weight, reduction)
 Tensor with_logits_slope(const Operands& call) {
   const Tensor& target = call[1];
-  const Tensor p = call[0].sigmoid();
+  const Tensor p = softplus_slope(call[0]);
   if (!call[3].defined()) {
     return p - target;
   }
@@ -167,7 +168,7 @@ Tensor with_logits_of_positive(const Tensor& t, const Operands& call) {
 }
 
 Tensor soft_margin_slope(const Tensor& t, const Operands& call, size_t other) {
-  return -t * call[other] * (call[0] * call[1]).neg().sigmoid();
+  return -t * call[other] * softplus_slope(-(call[0] * call[1]));
 }
 
 Tensor soft_margin(const Tensor& t, const Operands& call, size_t other) {

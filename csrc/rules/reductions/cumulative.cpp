@@ -220,16 +220,16 @@ void add_cumulative(Table& rules) {
       .vjp(VJP(0, product_gradient(g, x, y)))
       .along(Along::Reduces);
   rules["prod.dim_int"]
-      .jvp(TANGENT(0, product_tangent_along(t, x, y, c.integer(1), c.flag(2))))
-      .vjp(VJP(0, product_gradient_along(g, x, y, c.integer(1), c.flag(2))))
+      .jvp(TANGENT(0, product_tangent_along(t, x, y, c.dim(1), c.flag(2))))
+      .vjp(VJP(0, product_gradient_along(g, x, y, c.dim(1), c.flag(2))))
       .along(Along::Reduces);
   rules["cumprod"]
-      .jvp(TANGENT(0, cumprod_tangent(t, x, y, c.integer(1))))
-      .vjp(VJP(0, cumprod_gradient(g, x, y, c.integer(1))))
+      .jvp(TANGENT(0, cumprod_tangent(t, x, y, c.dim(1))))
+      .vjp(VJP(0, cumprod_gradient(g, x, y, c.dim(1))))
       .along(Along::Scans);
   rules["logcumsumexp"]
-      .jvp(TANGENT(0, logcumsumexp_tangent(t, x, y, c.integer(1))))
-      .vjp(VJP(0, logcumsumexp_gradient(g, x, y, c.integer(1))))
+      .jvp(TANGENT(0, logcumsumexp_tangent(t, x, y, c.dim(1))))
+      .vjp(VJP(0, logcumsumexp_gradient(g, x, y, c.dim(1))))
       .along(Along::Scans);
   rules["_logcumsumexp"].along(Along::Scans);
 }

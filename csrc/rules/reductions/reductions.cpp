@@ -74,27 +74,27 @@ Tensor deviation_tangent(const Tensor& variance, const Tensor& deviation) {
 
 void var(JvpCall& call) {
   call.run();
-  const Dims over{call.integers(1), call.flag(3)};
+  const Dims over{call.dims(1), call.flag(3)};
   call.set_tangent(0, variance_tangent(call.tangent(0), call[0], over, call.arg(2)));
 }
 
 void std_(JvpCall& call) {
   call.run();
-  const Dims over{call.integers(1), call.flag(3)};
+  const Dims over{call.dims(1), call.flag(3)};
   const Tensor variance = variance_tangent(call.tangent(0), call[0], over, call.arg(2));
   call.set_tangent(0, deviation_tangent(variance, call.result()));
 }
 
 void var_mean(JvpCall& call) {
   call.run();
-  const Dims over{call.integers(1), call.flag(3)};
+  const Dims over{call.dims(1), call.flag(3)};
   call.set_tangent(0, variance_tangent(call.tangent(0), call[0], over, call.arg(2)));
   call.set_tangent(1, over.mean(call.tangent(0)));
 }
 
 void std_mean(JvpCall& call) {
   call.run();
-  const Dims over{call.integers(1), call.flag(3)};
+  const Dims over{call.dims(1), call.flag(3)};
   const Tensor variance = variance_tangent(call.tangent(0), call[0], over, call.arg(2));
   call.set_tangent(0, deviation_tangent(variance, call.result(0)));
   call.set_tangent(1, over.mean(call.tangent(0)));
@@ -103,7 +103,7 @@ void std_mean(JvpCall& call) {
 void nansum(JvpCall& call) {
   call.run();
   const Tensor t = at::where(call[0].isnan(), 0, call.tangent(0));
-  const Dims over{call.integers(1), call.flag(2)};
+  const Dims over{call.dims(1), call.flag(2)};
   call.set_tangent(0, over.sum(t));
 }
 
@@ -146,7 +146,7 @@ Tensor variance_gradient(
 // The gradients by the variance and the mean, either of which may be absent.
 Tensor variance_and_mean_gradient(
     const Tensor& g_variance, const Tensor& g_mean, const VjpCall& call) {
-  const Dims over{call.integers(1), call.flag(3)};
+  const Dims over{call.dims(1), call.flag(3)};
   return sum_of(
       {g_variance.defined() ? variance_gradient(g_variance, call[0], over, call.arg(2)) : Tensor(),
        g_mean.defined() ? mean_gradient(g_mean, call.sizes_of(0), over) : Tensor()});
@@ -176,8 +176,8 @@ void add_reductions(Table& rules) {
       .linear()
       .along(Along::Reduces);
   rules["sum.dim_IntList"]
-      .jvp(TANGENT(0, reduced(t, c, Dims{c.integers(1), c.flag(2)}, c.arg(3), itself_summed)))
-      .vjp(VJP(0, spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)})))
+      .jvp(TANGENT(0, reduced(t, c, Dims{c.dims(1), c.flag(2)}, c.arg(3), itself_summed)))
+      .vjp(VJP(0, spread(g, c.sizes_of(0), Dims{c.dims(1), c.flag(2)})))
       .linear()
       .along(Along::Reduces);
   rules["mean"]
@@ -186,27 +186,25 @@ void add_reductions(Table& rules) {
       .linear()
       .along(Along::Reduces);
   rules["mean.dim"]
-      .jvp(TANGENT(0, reduced(t, c, Dims{c.integers(1), c.flag(2)}, c.arg(3), mean_of_all)))
-      .vjp(VJP(0, mean_gradient(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)})))
+      .jvp(TANGENT(0, reduced(t, c, Dims{c.dims(1), c.flag(2)}, c.arg(3), mean_of_all)))
+      .vjp(VJP(0, mean_gradient(g, c.sizes_of(0), Dims{c.dims(1), c.flag(2)})))
       .linear()
       .along(Along::Reduces);
-  LINEAR("cumsum", cumsum_gradient(g, c.integer(1))).along(Along::Scans);
+  LINEAR("cumsum", cumsum_gradient(g, c.dim(1))).along(Along::Scans);
   LINEAR("trace", on_diagonal(g, c.sizes_of(0)));
   rules["nansum"]
       .jvp(nansum)
-      .vjp(
-          VJP(0, at::where(x.isnan(), 0, spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}))))
+      .vjp(VJP(0, at::where(x.isnan(), 0, spread(g, c.sizes_of(0), Dims{c.dims(1), c.flag(2)}))))
       .piecewise_linear()
       .along(Along::Reduces);
   rules["var.correction"]
       .jvp(var)
-      .vjp(VJP(0, variance_gradient(g, x, Dims{c.integers(1), c.flag(3)}, c.arg(2))))
+      .vjp(VJP(0, variance_gradient(g, x, Dims{c.dims(1), c.flag(3)}, c.arg(2))))
       .along(Along::Reduces);
   rules["std.correction"]
       .jvp(std_)
       .vjp(VJP(
-          0,
-          variance_gradient(deviation_tangent(g, y), x, Dims{c.integers(1), c.flag(3)}, c.arg(2))))
+          0, variance_gradient(deviation_tangent(g, y), x, Dims{c.dims(1), c.flag(3)}, c.arg(2))))
       .along(Along::Reduces);
   rules["var_mean.correction"]
       .jvp(var_mean)

@@ -55,29 +55,27 @@ Tensor logsumexp_gradient(const Tensor& g, const Tensor& x, const Tensor& y, con
 
 void add_softmax(Table& rules) {
   for (const char* name : {"_softmax", "_safe_softmax"}) {
-    rules[name].terms(SYMMETRIC_TERM(0, softmax_tangent(t, y, c.integer(1)))).along(Along::Mixes);
+    rules[name].terms(SYMMETRIC_TERM(0, softmax_tangent(t, y, c.dim(1)))).along(Along::Mixes);
   }
   rules["_log_softmax"]
-      .jvp(TANGENT(0, log_softmax_tangent(t, y, c.integer(1))))
-      .vjp(VJP(0, at::_log_softmax_backward_data(g, y, c.integer(1), c.dtype_of(0))))
+      .jvp(TANGENT(0, log_softmax_tangent(t, y, c.dim(1))))
+      .vjp(VJP(0, at::_log_softmax_backward_data(g, y, c.dim(1), c.dtype_of(0))))
       .along(Along::Mixes);
   rules["logsumexp"]
-      .jvp(TANGENT(0, logsumexp_tangent(t, x, y, Dims{c.integers(1), c.flag(2)})))
-      .vjp(VJP(0, logsumexp_gradient(g, x, y, Dims{c.integers(1), c.flag(2)})))
+      .jvp(TANGENT(0, logsumexp_tangent(t, x, y, Dims{c.dims(1), c.flag(2)})))
+      .vjp(VJP(0, logsumexp_gradient(g, x, y, Dims{c.dims(1), c.flag(2)})))
       .along(Along::Reduces);
   rules["_softmax_backward_data"]
-      .jvp(TANGENT(0, on_first(t, c)), TANGENT(1, softmax_curvature(t, c[0], c[1], c.integer(2))))
+      .jvp(TANGENT(0, on_first(t, c)), TANGENT(1, softmax_curvature(t, c[0], c[1], c.dim(2))))
       .vjp(
-          VJP(0, at::_softmax_backward_data(g, c[1], c.integer(2), g.scalar_type())),
-          VJP(1, softmax_backward_of_result(g, c[0], c[1], c.integer(2))))
+          VJP(0, at::_softmax_backward_data(g, c[1], c.dim(2), g.scalar_type())),
+          VJP(1, softmax_backward_of_result(g, c[0], c[1], c.dim(2))))
       .along(Along::Mixes);
   rules["_log_softmax_backward_data"]
-      .jvp(
-          TANGENT(0, on_first(t, c)),
-          TANGENT(1, log_softmax_curvature(t, c[0], c[1], c.integer(2))))
+      .jvp(TANGENT(0, on_first(t, c)), TANGENT(1, log_softmax_curvature(t, c[0], c[1], c.dim(2))))
       .vjp(
-          VJP(0, log_softmax_tangent(g, c[1], c.integer(2))),
-          VJP(1, log_softmax_curvature(g, c[0], c[1], c.integer(2))))
+          VJP(0, log_softmax_tangent(g, c[1], c.dim(2))),
+          VJP(1, log_softmax_curvature(g, c[0], c[1], c.dim(2))))
       .along(Along::Mixes);
 }
 

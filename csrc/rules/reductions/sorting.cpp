@@ -25,15 +25,14 @@ Tensor chosen(const Tensor& t, int64_t dim, const Tensor& indices, bool keepdim)
 template <size_t Dim>
 void one_of(JvpCall& call) {
   call.run();
-  call.set_tangent(
-      0, chosen(call.tangent(0), call.integer(Dim), call.result(1), call.flag(Dim + 1)));
+  call.set_tangent(0, chosen(call.tangent(0), call.dim(Dim), call.result(1), call.flag(Dim + 1)));
 }
 
 // (values, indices), with the dimension kept.
 template <size_t Dim>
 void many_of(JvpCall& call) {
   call.run();
-  call.set_tangent(0, chosen(call.tangent(0), call.integer(Dim), call.result(1), /*keepdim=*/true));
+  call.set_tangent(0, chosen(call.tangent(0), call.dim(Dim), call.result(1), /*keepdim=*/true));
 }
 
 // If the result is nan, an operator that skips nan chose among nans only, and any other one chose a
@@ -82,7 +81,7 @@ void aminmax(JvpCall& call) {
   call.run();
   Dims over{{}, call.flag(2)};
   if (!call.arg(1).isNone()) {
-    over.dims = {call.integer(1)};
+    over.dims = {call.dim(1)};
   }
   for (size_t i : {0, 1}) {
     call.set_tangent(i, shared_along(call.tangent(0), call[0], call.result(i), over));
@@ -116,7 +115,7 @@ Tensor share_out_along(const Tensor& g, const Tensor& x, const Tensor& value, co
 void aminmax_vjp(VjpCall& call) {
   Dims over{{}, call.flag(2)};
   if (!call.arg(1).isNone()) {
-    over.dims = {call.integer(1)};
+    over.dims = {call.dim(1)};
   }
   Tensor sum;
   for (size_t i : {0, 1}) {
@@ -147,8 +146,8 @@ void add_sorting(Table& rules) {
       .selects(Along::Reduces);
   for (const char* name : {"amax", "amin"}) {
     rules[name]
-        .jvp(TANGENT(0, shared_along(t, x, y, Dims{c.integers(1), c.flag(2)})))
-        .vjp(VJP(0, share_out_along(g, x, y, Dims{c.integers(1), c.flag(2)})))
+        .jvp(TANGENT(0, shared_along(t, x, y, Dims{c.dims(1), c.flag(2)})))
+        .vjp(VJP(0, share_out_along(g, x, y, Dims{c.dims(1), c.flag(2)})))
         .selects(Along::Reduces);
   }
   rules["aminmax"]
@@ -158,29 +157,29 @@ void add_sorting(Table& rules) {
   for (const char* name : {"max.dim", "min.dim", "median.dim", "nanmedian.dim", "mode"}) {
     rules[name]
         .jvp(one_of<1>)
-        .vjp(VJP(0, put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2))))
+        .vjp(VJP(0, put_back(g, c.sizes_of(0), c.dim(1), c.result(1), c.flag(2))))
         .selects(Along::Reduces);
   }
   rules["kthvalue"]
       .jvp(one_of<2>)
-      .vjp(VJP(0, put_back(g, c.sizes_of(0), c.integer(2), c.result(1), c.flag(3))))
+      .vjp(VJP(0, put_back(g, c.sizes_of(0), c.dim(2), c.result(1), c.flag(3))))
       .selects(Along::Reduces);
   rules["topk"]
       .jvp(many_of<2>)
-      .vjp(VJP(0, put_back(g, c.sizes_of(0), c.integer(2), c.result(1), /*keepdim=*/true)))
+      .vjp(VJP(0, put_back(g, c.sizes_of(0), c.dim(2), c.result(1), /*keepdim=*/true)))
       .selects(Along::Mixes);
   rules["sort"]
       .jvp(many_of<1>)
-      .vjp(VJP(0, put_back(g, c.sizes_of(0), c.integer(1), c.result(1), /*keepdim=*/true)))
+      .vjp(VJP(0, put_back(g, c.sizes_of(0), c.dim(1), c.result(1), /*keepdim=*/true)))
       .selects(Along::Mixes);
   rules["sort.stable"]
       .jvp(many_of<2>)
-      .vjp(VJP(0, put_back(g, c.sizes_of(0), c.integer(2), c.result(1), /*keepdim=*/true)))
+      .vjp(VJP(0, put_back(g, c.sizes_of(0), c.dim(2), c.result(1), /*keepdim=*/true)))
       .selects(Along::Mixes);
   for (const char* name : {"cummax", "cummin"}) {
     rules[name]
         .jvp(many_of<1>)
-        .vjp(VJP(0, add_back(g, c.sizes_of(0), c.integer(1), c.result(1))))
+        .vjp(VJP(0, add_back(g, c.sizes_of(0), c.dim(1), c.result(1))))
         .selects(Along::Scans);
   }
 }

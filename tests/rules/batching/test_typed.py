@@ -1,6 +1,7 @@
 """Typed (unboxed) kernels give bitwise the same as boxed ones."""
 
 import itertools
+import re
 import threading
 from collections.abc import Callable
 
@@ -44,21 +45,26 @@ def operator(name: str) -> torch._ops.OpOverload:
     return getattr(getattr(torch.ops.aten, base), overload or "default")
 
 
+# Operators on integers, and the place of a mask.
+OF_INTEGERS = re.compile("aten::(bitwise_|__|gcd|lcm)")
+MASKS = {"aten::where": 0, "aten::masked_fill": 1}
+
+
 def arguments(op: torch._ops.OpOverload, *shapes: tuple[int, ...]) -> list[object]:
     """Positional arguments: tensors whose shapes cycle through these, and numbers."""
+    name = op._schema.name
     kinds = [str(each.type) for each in op._schema.arguments if not each.kwarg_only]
-    of_what = torch.bool if op._schema.name == "aten::where" else torch.float64
-    whole = op._schema.name.startswith("aten::bitwise")
-    given: list[object] = []
-    for kind, shape in zip(kinds, itertools.cycle(shapes), strict=False):
+    whole = OF_INTEGERS.match(name) is not None
+    args: list[object] = []
+    for i, (kind, shape) in enumerate(zip(kinds, itertools.cycle(shapes), strict=False)):
         if kind != "Tensor":
-            given.append(1.5)
+            args.append(2 if whole else 1.5)
             continue
         tensor = values(*shape)
-        if not given and of_what == torch.bool:
+        if MASKS.get(name) == i:
             tensor = tensor > 0.5
-        given.append((tensor * 9).long() if whole else tensor)
-    return given
+        args.append((tensor * 9).long() if whole else tensor)
+    return args
 
 
 SHAPES = {
@@ -162,6 +168,7 @@ def test_a_view_is_written_through() -> None:
 def test_most_of_what_a_loop_calls_is_typed() -> None:
     for name in ("mul.Tensor", "add.Tensor", "div.Tensor", "sin", "tanh", "where.self"):
         assert f"aten::{name}" in TYPED
+    assert len(POINTWISE) > 150
 
 
 @pytest.mark.parametrize("nest", [tl.grad, lambda f: lambda x: tl.jvp(f, (x,), (x,))[1]])

@@ -11,6 +11,7 @@ from torchlayers.transforms.laplacian import elementwise
 from torchlayers.transforms.laplacian import rules as rules
 from torchlayers.transforms.laplacian.layer import ForwardLaplacian
 from torchlayers.transforms.layers.rule_table import facts
+from torchlayers.transforms.layers.slopes import backward_of_argument
 
 A = torch.ops.aten
 # Whose derivatives are polynomials of the result.
@@ -45,6 +46,19 @@ def test_rules_by_hand_are_those_of_the_terms(op, is_complex):
     with mock.patch.object(elementwise.Slopes, "closed_form", return_value=None):
         derived = parts_of(Derived, op, x, *args)
     torch.testing.assert_close(by_hand, derived)
+
+
+BY_BACKWARD = [A.gelu, A.hardswish, A.logit, A.mish, A.silu, A.softplus]
+
+
+@pytest.mark.parametrize("op", BY_BACKWARD, ids=str)
+def test_the_derivative_of_a_backward_operator_is_the_second_one(op):
+    assert backward_of_argument(op.default) is not None
+    x = torch.rand(3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    stated = parts_of(ForwardLaplacian, op, x)
+    with mock.patch.object(elementwise, "backward_of_argument", return_value=None):
+        derived = parts_of(ForwardLaplacian, op, x)
+    torch.testing.assert_close(stated, derived)
 
 
 @pytest.mark.parametrize("op", BY_HAND, ids=str)

@@ -268,6 +268,25 @@ def test_custom_operator_has_the_structure_of_its_registered_backward() -> None:
     assert drawn(tl.sparsity(lambda x: running(x[:3]), X)) == "x..... xx.... xxx..."
 
 
+def test_indices_that_vary_choose_between_structures_of_a_custom_operator() -> None:
+    @torch.library.custom_op("torchlayers_tests::picked", mutates_args=())
+    def picked(x: Tensor, places: Tensor) -> Tensor:
+        return x[places]
+
+    picked.register_autograd(
+        lambda ctx, g: (torch.zeros_like(g).index_add(0, ctx.saved_tensors[0], g), None),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),
+    )
+    x = X[:3].flip(0)
+
+    def by_size(x: Tensor) -> Tensor:
+        return picked(x, x.argsort())
+
+    assert drawn(tl.sparsity(by_size, x)) == "xxx xxx xxx"
+    assert drawn(tl.sparsity(by_size, x, local=True)) == "..x .x. x.."
+    assert drawn(tl.sparsity(lambda x: picked(x, torch.tensor([1, 0, 1])), x)) == ".x. x.. .x."
+
+
 def test_loop_depends_on_what_any_number_of_trips_brings() -> None:
     def spread(x: Tensor) -> Tensor:
         return tl.while_loop(

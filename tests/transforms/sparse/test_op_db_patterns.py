@@ -29,11 +29,11 @@ LOOSE = {
     "zeros of these parameters or values": """
 __rpow__ addr cdist corrcoef grid_sampler_3d index_add index_reduce.amax index_reduce.amin
 masked.softmax masked.softmin native_layer_norm nn.functional.layer_norm
-nn.functional.multi_head_attention_forward nn.functional.multi_margin_loss nn.functional.normalize
+nn.functional.multi_head_attention_forward nn.functional.normalize
 special.entr torch.ops.aten._safe_softmax.default
 """,
     "no exact rule": """
-_segment_reduce.lengths _segment_reduce.offsets _unsafe_masked_index nn.functional.embedding_bag
+_segment_reduce.lengths _segment_reduce.offsets nn.functional.embedding_bag
 sparse.mm.reduce
 """,
     "complex: one set for both parts": """

@@ -226,7 +226,8 @@ class _Reverse:
         return self._operator(step.target, args, kwargs, value(step), source)
 
     def _operator(self, target: Any, args: Any, kwargs: Any, val: Any, source: Node) -> Node:
-        if target is aten.t.default and args[0].target is aten.t.default:
+        swapped = _swapped(target, args)
+        if swapped is not None and swapped == _swapped(args[0].target, args[0].args):
             before: Node = args[0].all_input_nodes[0]
             return before
         node = self.emit(target, args, kwargs)
@@ -287,6 +288,15 @@ class _Reverse:
         self.cotangents[argument] = self._operator(
             aten.add.Tensor, (before, gradient), {}, total, source
         )
+
+
+def _swapped(target: Any, args: Any) -> set[int] | None:
+    """The dimensions that a transposition swaps; None for any other operator."""
+    if target is aten.t.default:
+        return {0, 1}
+    if target is aten.transpose.int:
+        return {dim % value(args[0]).dim() for dim in args[1:]}
+    return None
 
 
 class _Cotangents:

@@ -1,8 +1,8 @@
 """Steps 1 and 2 for FX: which nodes are differentiable, and the gradient of a node.
 
-The rules are torch's: the operator runs alone, on fake tensors, under autograd, and its backward is
-traced. The rule for an operator on tensors of given shapes is cached, so a long graph with few
-kinds of operators needs few traces.
+The rules are those of csrc/rules, evaluated on fake tensors: the operator runs alone under vjp, and
+that is traced. The rule for an operator on tensors of given shapes is cached, so a long graph with
+few kinds of operators needs few traces.
 """
 
 from collections.abc import Sequence
@@ -28,6 +28,7 @@ from torchlayers.fx.operator_tracer import trace_operators
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx.normalize import fake_copy
 from torchlayers.graph.node_location import locate
+from torchlayers.transforms.vjp import vjp
 
 
 @dataclass
@@ -106,25 +107,28 @@ class Rules:
     def _record(
         self, call: "OperatorCall", cotangents: Sequence[Tensor | None], mode: FakeTensorMode
     ) -> Rule:
-        primals = call.fresh(mode)
+        primals = [pytree.map_tensors(Tensor.detach, primal) for primal in call.fresh(mode)]
         fake_cotangents = [fake_copy(t, mode) for t in cotangents if t is not None]
-        wanted = [i for i, primal in enumerate(primals) if requires_grad(primal)]
+        wanted = call.wanted
         counts: list[int] = []
 
-        def vjp(primals: list[Any], fake_cotangents: list[Tensor]) -> tuple[list[Any], list[Any]]:
-            with torch.enable_grad():
-                outputs = pytree.leaves(call.run(primals))
-            pulled = [o for o, t in zip(outputs, cotangents, strict=True) if t is not None]
-            gradients = torch.autograd.grad(
-                pulled, [primals[i] for i in wanted], fake_cotangents, allow_unused=True
-            )
+        def vjp_of(primals: list[Any], fake_cotangents: list[Tensor]) -> tuple[list[Any], Any]:
+            def func(*chosen: Tensor) -> tuple[list[Tensor], list[Any]]:
+                inputs = {**dict(enumerate(primals)), **dict(zip(wanted, chosen, strict=True))}
+                outputs = pytree.leaves(call.run([*inputs.values()]))
+                pairs = zip(outputs, cotangents, strict=True)
+                return [output for output, t in pairs if t is not None], outputs
+
+            _, pull, outputs = vjp(func, *(primals[i] for i in wanted), has_aux=True)
             counts.append(len(outputs))
-            return outputs, list(gradients)
+            return outputs, pull(fake_cotangents)
 
         known = call.known_outputs(mode)
         has_subgraphs = isinstance(call.node.target, HigherOrderOperator)
         with mode, known:
-            recorded = trace_operators(vjp, primals, fake_cotangents, has_subgraphs=has_subgraphs)
+            recorded = trace_operators(
+                vjp_of, primals, fake_cotangents, has_subgraphs=has_subgraphs
+            )
             if any(operator_schema.writes(node.target) for node in recorded.graph.nodes):
                 without_writes = torch_func.functionalize(fx.Interpreter(recorded).run)
                 recorded = trace_operators(
@@ -134,8 +138,9 @@ class Rules:
         placeholders = [node for node in recorded.graph.nodes if node.op == "placeholder"]
         leaves = pytree.leaves(_result(recorded.graph))
         gradients: list[Any] = [None] * len(primals)
+        depend = _dependent(recorded.graph, placeholders[len(primals) :])
         for i, gradient in zip(wanted, leaves[counts[0] :], strict=True):
-            gradients[i] = gradient
+            gradients[i] = gradient if gradient in depend else None  # linear in them: zero
         outputs = leaves[: counts[0]]
         return Rule(
             graph=recorded.graph,
@@ -176,6 +181,12 @@ class OperatorCall:
         self._function: Any = node.target
         self._error: Exception | None = None
         self.key = node.target, False, hashable((node.args, node.kwargs), describe)
+
+    @property
+    def wanted(self) -> list[int]:
+        """The positions of the inputs whose gradients are needed."""
+        pairs = enumerate(zip(self.inputs, self._needs, strict=True))
+        return [i for i, (node, need) in pairs if need and is_differentiable(node.meta["val"])]
 
     def fresh(self, mode: FakeTensorMode) -> list[Any]:
         """Returns new fake inputs, which require grad where gradients are needed."""
@@ -247,8 +258,8 @@ def _unify(recorded: GraphModule, known: AbstractContextManager[Any]) -> None:
                 node.replace_all_uses_with(first_node)
 
 
-def requires_grad(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
+def is_differentiable(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _describe(value: Any) -> Any:
@@ -263,6 +274,15 @@ def _describe(value: Any) -> Any:
 
 def _result(graph: fx.Graph) -> Any:
     return next(iter(reversed(graph.nodes))).args[0]
+
+
+def _dependent(graph: fx.Graph, sources: Sequence[Node]) -> set[Any]:
+    """Returns the nodes that depend on the sources."""
+    dependent = set(sources)
+    for node in graph.nodes:
+        if any(argument in dependent for argument in node.all_input_nodes):
+            dependent.add(node)
+    return dependent
 
 
 def _needed(graph: fx.Graph, gradients: Sequence[Any], inputs: set[Any]) -> list[Node]:

@@ -24,7 +24,12 @@ from torchlayers.transforms.laplacian.rows import (
 )
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.rule_table import facts, terms_of
-from torchlayers.transforms.layers.slopes import backward_of, slope_at, slope_of
+from torchlayers.transforms.layers.slopes import (
+    backward_of,
+    backward_of_argument,
+    slope_at,
+    slope_of,
+)
 
 
 class Slopes:
@@ -50,13 +55,18 @@ class Slopes:
         return self._outputs[0]
 
     def closed_form(self, place: int) -> tuple[Any, Any] | None:
-        """Both derivatives, if there are formulas for them."""
+        """Both derivatives, if they follow from the value, or if csrc/rules states the derivative of
+        torch's operator that multiplies by the first one: that is the second."""
         if place:
             return None
         if (slope := facts(self._op)["slope"]) is not None:
             return _by_result(self.value, *slope)
-        formulas = CLOSED_FORMS.get(self._op)
-        return None if formulas is None else formulas(self.value, *self._args)
+        if (formulas := CLOSED_FORMS.get(self._op)) is not None:
+            return formulas(self.value, *self._args)
+        if (backward := backward_of_argument(self._op)) is None or self.value.is_complex():
+            return None
+        first, one = self.first(0), self._one(0)
+        return first, terms_of(backward)[1](one, (one, *self._args), self._kwargs, [first])
 
     def reads_result(self, place: int) -> bool:
         return self._terms[place].reads_result
@@ -111,7 +121,8 @@ def _of_one(
     ((place, x),) = pairs
     value, rows, laplacian = slopes.value, x.parts.rows, x.parts.laplacian
     first = curvature = None
-    if (known := slopes.closed_form(place)) is not None:
+    known = slopes.closed_form(place) if is_curved else None
+    if known is not None:
         first, factor = known
         curvature = factor * layer.squares(rows, x.value.shape)
     elif not is_curved or slopes.reads_result(place):
@@ -230,18 +241,11 @@ def _by_result(y: Tensor, a: float, b: float, c: float) -> tuple[Tensor, Tensor]
     return slope, slope * (factor + b if b else factor)
 
 
-def _silu(y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    s = torch.sigmoid(x)
-    slope = s * (1 - s)
-    return s + x * slope, slope * (2 + x * (1 - 2 * s))
-
-
 # What follows is by hand because it takes two thirds of the derived rules' time in small networks,
 # and is common there; tests/transforms/laplacian/test_elementwise.py compares it with the derived.
 # The first and second derivative, from the value and the arguments.
 CLOSED_FORMS: dict[Any, Callable[..., tuple[Any, Any] | None]] = {
     aten.cos.default: lambda y, x: (-torch.sin(x), -y),
     aten.pow.Tensor_Scalar: lambda y, x, power: (2 * x, 2) if power == 2 else None,
-    aten.silu.default: _silu,
     aten.sin.default: lambda y, x: (torch.cos(x), -y),
 }

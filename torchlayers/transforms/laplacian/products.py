@@ -117,16 +117,6 @@ def _mixed(layer: ForwardLaplacian, x: LayerTensor, y: LayerTensor, ndim: int) -
     return layer.products(dense(left, x.value), dense(right, y.value), ndim)
 
 
-def addcmul(layer: ForwardLaplacian, op: Any, x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
-    return _sum(layer, x, times_number(layer, _both(layer, a, b), value))
-
-
-def _both(layer: ForwardLaplacian, a: Any, b: Any) -> Any:
-    if a.parts is None and b.parts is None:
-        return layer.tensor(a.value * b.value)
-    return mul(layer, aten.mul.Tensor, a, b)
-
-
 def times_number(layer: ForwardLaplacian, x: LayerTensor, factor: Any) -> LayerTensor:
     if isinstance(factor, (int, float)) and factor == 1:
         return x

@@ -5,8 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten, present
-from torchlayers.transforms.layers.rule_table import facts
+from torchlayers.transforms.layers.rule_table import facts, terms_of
 
 
 def slope_of(op: Any) -> tuple[float, float, float]:
@@ -18,10 +19,22 @@ def slope_of(op: Any) -> tuple[float, float, float]:
 
 @functools.cache
 def backward_of(op: Any) -> Any:
-    """torch's operator that multiplies its first argument by the derivative, which it computes from
-    the result, in one pass; None if there is none. Of complex numbers it takes the conjugate."""
+    """torch's operator that multiplies its first argument by the derivative in one pass; None if
+    there is none. Of complex numbers it takes the conjugate."""
     packets = present([getattr(aten, f"{op.overloadpacket.__name__}_backward")])
     return next((packet.default for packet in packets), None)
+
+
+@functools.cache
+def backward_of_argument(op: Any) -> Any:
+    """The same, if that computes the derivative from the operator's arguments and csrc/rules states
+    its own derivative, the second one."""
+    backward = backward_of(op)
+    if backward is None:
+        return None
+    takes = [argument.name for argument in schema_of(backward).arguments[1:]]
+    takes_arguments = takes == [argument.name for argument in schema_of(op).arguments]
+    return backward if takes_arguments and 1 in terms_of(backward) else None
 
 
 def slope_at(y: Tensor, a: float, b: float, c: float) -> Tensor:

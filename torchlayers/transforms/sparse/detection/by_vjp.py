@@ -56,21 +56,25 @@ class Detector(Sparsity):
 
         Args:
             func: takes the operands; returns a pytree of tensors.
-            operands: floating-point or complex tensors, of the layers below.
+            operands: floating-point or complex tensors, of the layers below, and then others.
             results: func's results that have derivatives.
         Returns:
-            For each operand, for each of its elements, the positions in the flattened results, and
-            a mark; None if the vjp can't be had, or calls unknown operators itself.
+            For each operand of the first kind, for each of its elements, the positions in the
+            flattened results, and a mark; None if the vjp can't be had, or calls unknown operators
+            itself.
         """
+        differentiated = [x for x in operands if is_differentiable(x)]
         count = sum(x.numel() for x in results)
         layer = _OfCotangent(count, is_local=False)
 
         def pulled(operands: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Any:
-            def differentiable(*operands: Tensor) -> list[Tensor]:
-                leaves = pytree.leaves(func(*operands))
+            count = len(differentiated)
+
+            def differentiable(*chosen: Tensor) -> list[Tensor]:
+                leaves = pytree.leaves(func(*chosen, *operands[count:]))
                 return [x for x in leaves if isinstance(x, Tensor) and is_differentiable(x)]
 
-            _, pull = vjp(differentiable, *operands)
+            _, pull = vjp(differentiable, *operands[:count])
             return list(pull([*cotangents]))
 
         try:
@@ -85,7 +89,7 @@ class Detector(Sparsity):
             none = IndexSets(torch.zeros((), dtype=torch.int64), layer.table)
             return [
                 none.expand(x.shape) if is_dependent is None else is_dependent
-                for x, is_dependent in zip(operands, sets, strict=True)
+                for x, is_dependent in zip(differentiated, sets, strict=True)
             ]
 
 

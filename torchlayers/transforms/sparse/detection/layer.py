@@ -135,18 +135,20 @@ class Sparsity(Layer):
         ]
         sets_of_results: dict[int, IndexSets] = {}
         operands = [i for i in parts if is_differentiable(leaves[i])]
+        # Others that vary choose between structures, as an index does.
+        varying = operands + [i for i in parts if not (self.is_local or i in operands)]
         structures = None
         if results and operands:
             below = [leaf.value if self._owns(leaf) else leaf for leaf in leaves]
 
             def call(*tensors: Tensor) -> Any:
                 filled = [*below]
-                for i, x in zip(operands, tensors, strict=True):
+                for i, x in zip(varying, tensors, strict=True):
                     filled[i] = x
                 args, kwargs = pytree.unflatten(filled, spec)
                 return self.send_down(op, args, kwargs)
 
-            structures = self.structure_of(call, [below[i] for i in operands], results)
+            structures = self.structure_of(call, [below[i] for i in varying], results)
             # A custom operator may have been told, by a flag, that no gradient is needed.
             is_custom = isinstance(op, OpOverload) and op.namespace != "aten"
             if is_custom and structures is not None:
@@ -180,7 +182,8 @@ class Sparsity(Layer):
     def structure_of(
         self, func: Callable[..., Any], operands: Sequence[Tensor], results: Sequence[Tensor]
     ) -> list[IndexSets] | None:
-        """Which elements of func's results each element of its operands affects; None for all."""
+        """Which elements of func's results each element of a differentiated operand affects; None
+        for all."""
         return None
 
     def _has_inputs(self, total: IndexSets) -> bool:

@@ -9,7 +9,6 @@ from torchlayers.transforms.sparse.detection.rules import (
     linear_algebra,
     pointwise,
     products,
-    reductions,
     structural,
 )
 
@@ -22,6 +21,5 @@ __all__ = [
     "linear_algebra",
     "pointwise",
     "products",
-    "reductions",
     "structural",
 ]

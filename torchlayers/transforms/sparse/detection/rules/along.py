@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.layers.rule_table import facts
 from torchlayers.transforms.sparse.detection.index_sets import (
     IndexSets,
     prefix_union,
+    spread,
     union,
     union_over,
 )
@@ -113,3 +115,27 @@ def whole_matrix(call: Call, shape: torch.Size) -> IndexSets | None:
     if not math.prod(shape) or shape[:batch] != whole.shape:
         return None
     return whole.reshape([*whole.shape, *[1] * (len(shape) - batch)]).expand(shape)
+
+
+@rule(aten.native_layer_norm)
+def native_layer_norm(call: Call) -> Any:
+    count = len(call["normalized_shape"])
+    result, statistics, _ = call.value
+    x = call.sets("input")
+    parts = []
+    of_statistics = None
+    if x is not None:
+        dims = [-1 - d for d in range(count)]
+        parts.append(spread(x, dims))
+        of_statistics = union_over(x, dims, keepdim=True).reshape(statistics.shape)
+    parts += call.parts("weight", "bias")
+    return union(parts, result.shape), of_statistics, of_statistics
+
+
+@rule(aten._pdist_forward)
+def pdist(call: Call) -> IndexSets | None:
+    (sets,) = call.parts()
+    rows = union_over(sets, [1])
+    first, second = torch.triu_indices(sets.shape[0], sets.shape[0], 1)
+    ends = [IndexSets(rows.ids[at], rows.table) for at in (first, second)]
+    return union(ends, call.shape)

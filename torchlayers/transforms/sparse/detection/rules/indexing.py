@@ -17,22 +17,10 @@ from torchlayers.transforms.sparse.detection.index_sets import (
 from torchlayers.transforms.sparse.detection.layer import Call, rule
 from torchlayers.transforms.sparse.detection.rules.structural import (
     PLACES,
-    everything,
     places_are_known,
     plain,
     values_moved,
 )
-
-
-@rule(aten.as_strided_scatter)
-def as_strided_scatter(call: Call) -> IndexSets | None:
-    """The strides are those of a contiguous result."""
-    sizes, strides = call["size"], call["stride"]
-    offset = call["storage_offset"] or 0
-    if not call["self"].value.is_contiguous():
-        return everything(call)
-    targets = positions(call.shape).as_strided(sizes, strides, offset)
-    return _overwritten(call, targets, call.sets("src"))
 
 
 @rule("structural")
@@ -61,11 +49,6 @@ def _with_marks(call: Call, sets: IndexSets | None, places: Sequence[Any]) -> In
     if sets is not None:
         parts.append(union_all([sets], call.shape))
     return union(parts, call.shape)
-
-
-@rule(aten._unsafe_masked_index)
-def unsafe_masked_index(call: Call) -> IndexSets | None:
-    return _with_marks(call, call.sets("self"), [call["mask"], *call["indices"]])
 
 
 @rule(aten.embedding)

@@ -93,11 +93,3 @@ def lu_solve(call: Call) -> IndexSets | None:
 @rule(aten.linalg_ldl_solve)
 def ldl_solve(call: Call) -> IndexSets | None:
     return _solution(call, "none", "B", True, False, call.shape)
-
-
-@rule(aten.triangular_solve)
-def triangular_solve(call: Call) -> Any:
-    solved, copied = call.value
-    sets = _solution(call, "A", "self", True, False, solved.shape)
-    matrix_sets = call.sets("A")
-    return sets, None if matrix_sets is None else matrix_sets.expand(copied.shape)

@@ -12,8 +12,6 @@ from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.sparse.detection.index_sets import (
     IndexSets,
     as_one_table,
-    spread,
-    union,
     union_all,
     union_last,
 )
@@ -93,18 +91,6 @@ def everything(call: Call, *names: str) -> IndexSets:
     return union_all(call.parts(*names), call.shape)
 
 
-@rule(aten.copy)
-def copy(call: Call) -> IndexSets | None:
-    sets = call.sets("src")
-    return None if sets is None else sets.expand(call.shape)
-
-
-@rule(aten.fill.Tensor)
-def fill(call: Call) -> IndexSets | None:
-    sets = call.sets("value")
-    return None if sets is None else sets.expand(call.shape)
-
-
 @rule(aten.view.default, aten._reshape_alias, aten._unsafe_view)
 def reshaped(call: Call) -> IndexSets | None:
     sets = call.sets("self")
@@ -141,40 +127,3 @@ def as_strided(call: Call) -> IndexSets | None:
     memory = torch.zeros(extent, dtype=torch.int64)
     memory.as_strided(x.shape, x.stride()).copy_(sets.ids)
     return IndexSets(memory.as_strided(call["size"], call["stride"], start), sets.table)
-
-
-@rule(aten.slice_inverse)
-def slice_inverse(call: Call) -> IndexSets | None:
-    return everything(call)
-
-
-@rule(aten.trace)
-def trace(call: Call) -> IndexSets | None:
-    (sets,) = call.parts()
-    return union_last(sets.moved(torch.diagonal))
-
-
-@rule(aten.renorm)
-def renorm(call: Call) -> IndexSets | None:
-    (sets,) = call.parts()
-    dim = call["dim"] % sets.ids.dim()
-    return spread(sets, [d for d in range(sets.ids.dim()) if d != dim])
-
-
-@rule(aten.linalg_cross)
-def linalg_cross(call: Call) -> IndexSets | None:
-    dim = call["dim"]
-    parts = []
-    for name in ("self", "other"):
-        sets = call.sets(name)
-        if sets is not None:
-            sets = sets.expand(call.shape)
-            parts += [IndexSets(sets.ids.roll(k, dim), sets.table) for k in (1, 2)]
-    return union(parts, call.shape)
-
-
-@rule(aten.glu)
-def glu(call: Call) -> IndexSets | None:
-    (sets,) = call.parts()
-    halves = sets.ids.chunk(2, call["dim"])
-    return union([IndexSets(half, sets.table) for half in halves], call.shape)
