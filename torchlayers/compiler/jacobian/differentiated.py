@@ -144,7 +144,7 @@ class HessianOf(DifferentiatedFunction):
         return "" if outputs == 1 else f"the output has {outputs} elements"
 
     def mode_by_sizes(self, outputs: int, inputs: int) -> str:
-        return "forward"
+        return "reverse"  # as many products, and any function that has a gradient has a second one
 
 
 def dense_hessian(
