@@ -1,4 +1,4 @@
-"""Jacobians: the cost of a call for functions of two numbers, and jacobian beside each mode.
+"""Jacobians: the cost of a call for functions of two numbers; jacobian and hessian in each mode.
 
 ``python -m benchmarks.jacobians`` writes the latter into docs/benchmarks.md; with ``--quick`` it is
 rough, and printed only. The first calls, which choose a mode, are not timed.
@@ -7,6 +7,7 @@ rough, and printed only. The first calls, which choose a mode, are not timed.
 import time
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.func
@@ -106,8 +107,8 @@ def ode(size: int) -> Function:
     matrix = torch.randn(size, size) / size
 
     def steps(x: Tensor) -> Tensor:
-        for _ in range(20):
-            x = x + 0.05 * torch.tanh(matrix @ x)
+        for _ in range(100):
+            x = x + 0.01 * torch.tanh(matrix @ x)
         return x
 
     return steps
@@ -133,16 +134,41 @@ def functions() -> dict[str, tuple[Function, int]]:
         "network, 8 to 64": (perceptron(8, 64), 8),
         "network, 64 to 8": (perceptron(64, 8), 64),
         "network, 64 to 64": (perceptron(64, 64), 64),
-        "ODE, 10": (ode(10), 10),
-        "ODE, 100": (ode(100), 100),
+        "ODE, 100 steps of 10": (ode(10), 10),
+        "ODE, 100 steps of 100": (ode(100), 100),
         "stencil, 900": (stencil, 900),
     }
 
 
-def by_mode(f: Function, size: int) -> dict[str, Work]:
+def rosenbrock(x: Tensor) -> Tensor:
+    return (100 * (x[1:] - x[:-1].square()).square() + (1 - x[:-1]).square()).sum()
+
+
+def product(x: Tensor) -> Tensor:
+    return x.sin().sum() * x.square().sum()
+
+
+def loss(inputs: int) -> Function:
+    of_layers = perceptron(inputs, 1)
+    return lambda x: of_layers(x).square().sum()
+
+
+def functions_of_hessians() -> dict[str, tuple[Function, int]]:
+    """Functions whose Hessians are computed, by name, with their numbers of inputs."""
+    return {
+        "Hessian: sum of cubes, 5": (lambda x: (x**3).sum(), 5),
+        "Hessian: sum of cubes, 1000": (lambda x: (x**3).sum(), 1000),
+        "Hessian: Rosenbrock, 30": (rosenbrock, 30),
+        "Hessian: Rosenbrock, 1000": (rosenbrock, 1000),
+        "Hessian: dense, 200": (product, 200),
+        "Hessian: network, 64": (loss(64), 64),
+    }
+
+
+def by_mode(transform: Any, f: Function, size: int) -> dict[str, Work]:
     x = torch.rand(size)
-    jacobians = {mode: torchlayers.jacobian(f, mode=mode) for mode in MODES}  # type: ignore[call-overload]
-    return {mode: lambda jacobian=jacobian: jacobian(x) for mode, jacobian in jacobians.items()}
+    derivatives = {mode: transform(f, mode=mode) for mode in MODES}
+    return {mode: lambda of_mode=of_mode: of_mode(x) for mode, of_mode in derivatives.items()}
 
 
 def measure(quick: bool) -> dict[str, str]:
@@ -150,13 +176,17 @@ def measure(quick: bool) -> dict[str, str]:
     torch.set_num_threads(1)
     effort = Effort(rounds=3, block=0.02) if quick else Effort(rounds=7, block=0.05)
     rows = []
-    for name, (f, size) in functions().items():
-        works = by_mode(f, size)
+    cases = [(torchlayers.jacobian, *case) for case in functions().items()]
+    cases += [(torchlayers.hessian, *case) for case in functions_of_hessians().items()]
+    for transform, name, (f, size) in cases:
+        works = by_mode(transform, f, size)
         check_same(works)
         times = by_turns(works, effort, time.process_time)
         medians = {mode: timing.median for mode, timing in times.items()}
         best = min(medians[mode] for mode in MODES[:3])
-        chosen = torchlayers.costs(f, torch.rand(size)).mode
+        reported: Any = transform(f, mode="auto")
+        reported(torch.rand(size))
+        chosen = reported.report().signatures[0].mode
         microseconds = [f"{seconds * 1e6:,.0f}" for seconds in medians.values()]
         # The chosen mode's own time beside the best: what the choice alone costs.
         ratios = [f"{medians[mode] / best:.2f}" for mode in (chosen, "auto")]

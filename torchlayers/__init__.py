@@ -33,6 +33,7 @@ from torchlayers.compiler.coverage import coverage as coverage
 from torchlayers.compiler.eval_shape import eval_shape as eval_shape
 from torchlayers.compiler.jacobian.api import costs as costs
 from torchlayers.compiler.jacobian.api import jacobian as jacobian
+from torchlayers.compiler.jacobian.hessian import hessian as hessian
 from torchlayers.control_flow import associative_scan as associative_scan
 from torchlayers.control_flow import cond as cond
 from torchlayers.control_flow import fori_loop as fori_loop
@@ -79,7 +80,6 @@ from torchlayers.transforms.grad import grad as grad
 from torchlayers.transforms.grad_and_value import grad_and_value as grad_and_value
 from torchlayers.transforms.hvp import hvp as hvp
 from torchlayers.transforms.jacobian.forward import jacfwd as jacfwd
-from torchlayers.transforms.jacobian.hessian import hessian as hessian
 from torchlayers.transforms.jacobian.reverse import jacrev as jacrev
 from torchlayers.transforms.jet import jet as jet
 from torchlayers.transforms.jvp import jvp as jvp

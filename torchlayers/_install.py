@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from types import MappingProxyType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
+from torchlayers.compiler.jacobian.hessian import hessian
 from torchlayers.core.errors import warn
 from torchlayers.modules.functional_call import functional_call
 from torchlayers.transforms.functionalize import functionalize
 from torchlayers.transforms.grad import grad
 from torchlayers.transforms.grad_and_value import grad_and_value
 from torchlayers.transforms.jacobian.forward import jacfwd
-from torchlayers.transforms.jacobian.hessian import hessian
 from torchlayers.transforms.jacobian.reverse import jacrev
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.linearize import linearize

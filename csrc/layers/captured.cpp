@@ -53,6 +53,12 @@ at::Tensor constant_in(const at::Tensor& tensor, const Layer& layer) {
   return resolve_captured(wrapper_of(tensor)->value());
 }
 
+at::Tensor operand_or_constant_in(const at::Tensor& tensor, const Layer& layer) {
+  return FunctionsOfOneLevel::has_operand(tensor, layer)
+             ? resolve_captured(wrapper_of(tensor)->value())
+             : constant_in(tensor, layer);
+}
+
 at::Tensor without_wrapper(const at::Tensor& tensor, const at::functorch::TensorWrapper& wrapper) {
   const auto level = wrapper.level();
   if (!level) {
@@ -64,7 +70,7 @@ at::Tensor without_wrapper(const at::Tensor& tensor, const at::functorch::Tensor
   const Layer* layer =
       layer_off_stack([&](const Layer& each) { return is_of_layer(wrapper, each); });
   if (layer != nullptr) {
-    return constant_in(tensor, *layer);
+    return operand_or_constant_in(tensor, *layer);
   }
   if (mirror().empty()) { // where no layer looks at it
     raise_captured("of another thread's grad or jvp");

@@ -13,7 +13,8 @@ namespace torchlayers {
 // is free then. Tensors that are passed to the Function are converted. Those that it holds in an
 // object, a closure or a field of ctx are not: they belong to the caller's layers. Such a tensor is
 // replaced by its value if the grad or jvp does not differentiate with respect to it (a table of
-// constants that was made inside the transform), or batched by the vmap that was entered again.
+// constants that was made inside the transform), or if the Function was applied to it as well, so
+// that the derivative is the operand's; or batched by the vmap that was entered again.
 // Where neither is right, a derivative or the samples would be lost, which is an error.
 
 // The number, on all threads, of Functions below a layer, and of vmaps that were entered again.

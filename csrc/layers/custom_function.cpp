@@ -2,6 +2,8 @@
 
 #include <ATen/functorch/DynamicLayer.h>
 
+#include <algorithm>
+
 #include "core/callbacks.h"
 #include "core/keys.h"
 #include "core/skip_autograd.h"
@@ -55,6 +57,22 @@ bool FunctionsOfOneLevel::are_recorded_on(const Layer& layer) {
     function = function->outer_;
   }
   return function == nullptr || function->modes_.grad;
+}
+
+void FunctionsOfOneLevel::note_operand(const at::Tensor& tensor) {
+  if (innermost_function != nullptr) {
+    innermost_function->operands_.push_back(tensor.unsafeGetTensorImpl());
+  }
+}
+
+bool FunctionsOfOneLevel::has_operand(const at::Tensor& tensor, const Layer& layer) {
+  const auto* function = innermost_function;
+  while (function != nullptr && function->layer_ != &layer) {
+    function = function->outer_;
+  }
+  const auto* operand = tensor.unsafeGetTensorImpl();
+  return function != nullptr &&
+         std::ranges::find(function->operands_, operand) != function->operands_.end();
 }
 
 RunsJvp::RunsJvp() : function_(innermost_function) {

@@ -1,6 +1,8 @@
 // Stack handling for autograd.Function, whose rules are in Python (torchlayers/autograd_function/).
 #pragma once
 
+#include <c10/util/SmallVector.h>
+
 #include "core/below.h"
 #include "core/keys.h"
 #include "core/modes.h"
@@ -31,12 +33,20 @@ class FunctionsOfOneLevel {
   // if there is none.
   static bool are_recorded_on(const Layer& layer);
 
+  // Notes an operand of the Function now running, a tensor of the layer's level.
+  static void note_operand(const at::Tensor& tensor);
+
+  // Whether the Function now running on this layer's level was applied to this tensor. Where its
+  // forward finds the tensor captured, too, its value will do: the derivative is by the operand.
+  static bool has_operand(const at::Tensor& tensor, const Layer& layer);
+
  private:
   friend class RunsJvp;
   bool runs_jvp_ = false;
   const Layer* layer_;
   bool allowed_;
   Modes modes_;
+  c10::SmallVector<const c10::TensorImpl*, 8> operands_;
   FunctionsOfOneLevel* outer_;
 };
 

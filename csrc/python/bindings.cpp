@@ -248,6 +248,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           return wrap_argument(resolve_returned(tensor));
         }));
   m.def("unwrap", wrap_pybind_function(&unwrap));
+  m.def("value_of_operand", wrap_pybind_function([](const at::Tensor& tensor, int64_t level) {
+          FunctionsOfOneLevel::note_operand(tensor);
+          return unwrap(tensor, level);
+        }));
   m.def("is_batched", wrap_pybind_function([](const at::Tensor& tensor, int64_t level) {
           const auto* batched = at::functorch::maybeGetBatchedImpl(shown_at(tensor, level));
           return batched != nullptr && batched->level() == level;

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import torchlayers as tl
-from torchlayers.compiler.jacobian import decision
+from torchlayers.compiler.jacobian import differentiated
 
 
 def tall(x):
@@ -173,6 +173,7 @@ NESTS = {
     "jacobian": lambda jacobian: tl.jacobian(jacobian),
     "vmap of grad": lambda jacobian: tl.vmap(tl.grad(lambda x: jacobian(x).square().sum())),
     "compile": lambda jacobian: tl.compile(jacobian, backend="replay"),
+    "torch.compile": lambda jacobian: torch.compile(jacobian, backend="eager", fullgraph=True),
 }
 
 
@@ -273,6 +274,6 @@ def test_a_pattern_that_fails_without_a_message_is_no_pattern(monkeypatch):
     def failing(*_, **__):
         raise AssertionError
 
-    monkeypatch.setattr(decision, "detect_jacobian", failing)
+    monkeypatch.setattr(differentiated, "detect_jacobian", failing)
     costs = tl.costs(torch.sin, torch.ones(20))
     assert costs.modes[-1].refusal == "no pattern: AssertionError"

@@ -301,3 +301,20 @@ def test_search_finds_the_entry_of_the_hessian_first(site):
         first.wait_for()
         assert "/reference/derivatives/" in first.get_attribute("href")
     assert said == []
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not CHROMIUM, reason="looks at the site in chromium, which is not installed")
+def test_a_session_is_copied_without_prompts_and_output(site):
+    said = []
+    with served(site) as address, browser() as chromium:
+        tab = opened(chromium, said)
+        tab.goto(address)
+        copied = tab.locator(".language-pycon code").first.evaluate(
+            "code => { code.setAttribute('data-md-copying', ''); return code.innerText }"
+        )  # as the button does
+    lines = copied.splitlines()
+    assert lines[:2] == ["import torch", "import torchlayers as tl"]
+    assert "    return ((x @ weights - y) ** 2).mean()" in lines
+    assert not any("tensor(" in line or ">>>" in line for line in lines)
+    assert said == []

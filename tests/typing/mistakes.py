@@ -58,6 +58,8 @@ def mistakes(w: Tensor, x: Tensor, params: dict[str, Tensor]) -> None:
     tl.vmap(tl.grad(loss), (None, 0))(w, "x")  # mistake
     tl.jacrev(loss)(w)  # mistake
     tl.hessian(loss)(w)  # mistake
+    tl.hessian(loss, mode="auto")(w)  # mistake
+    tl.jacobian(loss)(w)  # mistake
     tl.checkpoint(loss)(w)  # mistake
     tl.seeded(loss, tl.random.key(0))(w)  # mistake
     tl.functionalize(loss)(w)  # mistake
@@ -98,8 +100,11 @@ def mistakes(w: Tensor, x: Tensor, params: dict[str, Tensor]) -> None:
     tl.grad(loss, argnum=0)  # mistake
     tl.grad(loss, argnums="w")  # mistake
     tl.jacfwd(loss, randomness="no")  # mistake
-    tl.jacrev(loss, layout="dense")  # mistake
+    tl.jacrev(loss, layout="rows")  # mistake
     tl.hessian(loss, check="sometimes")  # mistake
+    tl.hessian(loss, mode="backward")  # mistake
+    tl.hessian(loss, mode="auto", chunk_size=2)  # mistake
+    tl.jacobian(loss, mode="backward")  # mistake
     tl.compile(loss, backend="eager")  # mistake
     tl.functionalize(loss, remove="views")  # mistake
     tl.checkpoint(loss, w, x)  # mistake

@@ -13,6 +13,7 @@ one's ctx is a SampleContext too, whose SavedSampleState contains the inner one'
 import abc
 from typing import Any, NamedTuple
 
+from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from torchlayers import _C
@@ -23,6 +24,7 @@ from torchlayers.autograd_function.batching import (
     remove_batch_dims,
 )
 from torchlayers.core.errors import FunctionError
+from torchlayers.core.torch_private import is_wrapped
 
 # Prefix of torchlayers' attributes on ctx and on users' classes.
 RESERVED = "_torchlayers"
@@ -222,6 +224,42 @@ class HiddenLastInputContext(_ContextProxy):
     @property
     def needs_input_grad(self) -> tuple[bool, ...]:
         return tuple(self._torchlayers_ctx.needs_input_grad[:-1])
+
+
+class _Mark(OwnField):
+    """The value of a field that is only there or not."""
+
+
+HAS_CONSTANTS, MARK = RESERVED + "_has_constants", _Mark()
+
+
+def is_constant_here(operand: Any) -> bool:
+    """Whether an operand requires grad below its layer only, such as a module's parameter in a
+    gradient with respect to the module's input."""
+    return (
+        isinstance(operand, Tensor)
+        and not operand.requires_grad
+        and is_wrapped(operand)
+        and _C.value_in_wrapper(operand).requires_grad
+    )
+
+
+class ConstantsContext(_ContextProxy):
+    """ctx for a backward that differentiates with respect to what it has saved, as ODE solvers do.
+
+    A tensor that is a constant of the layer is saved as it is below: it requires grad there, and
+    torch.autograd.grad with allow_unused has no gradient for it. On the layer's level it does not
+    require grad, which torch.autograd.grad refuses.
+    """
+
+    __slots__ = ()
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        return tuple(
+            _C.value_in_wrapper(tensor) if is_constant_here(tensor) else tensor
+            for tensor in self._torchlayers_ctx.saved_tensors
+        )
 
 
 def check_fields(ctx: Any, owner: str) -> None:

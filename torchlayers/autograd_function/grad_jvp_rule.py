@@ -12,6 +12,13 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.autograd_function import generated_classes, methods
+from torchlayers.autograd_function.context import (
+    HAS_CONSTANTS,
+    MARK,
+    ConstantsContext,
+    is_constant_here,
+    set_own_field,
+)
 from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError
@@ -46,7 +53,9 @@ def _generate(function: Function) -> Any:
         top = _C.top()
         assert top is not None
         level = top[1]
-        values = pytree.map_all_tensors(lambda operand: _C.unwrap(operand, level), operands)
+        values = pytree.map_all_tensors(
+            lambda operand: _C.value_of_operand(operand, level), operands
+        )
         with _C.Below():
             try:
                 outputs = custom_function_call.on_top(function, *values)
@@ -57,6 +66,8 @@ def _generate(function: Function) -> Any:
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         set_up(ctx, inputs, output)
+        if any(map(is_constant_here, inputs)):
+            set_own_field(ctx, HAS_CONSTANTS, MARK)
         for dirty in ctx.dirty_tensors or ():
             if isinstance(dirty, Tensor) and _C.is_captured(dirty):
                 raise FunctionError(
@@ -66,6 +77,8 @@ def _generate(function: Function) -> Any:
                 )
 
     def backward(ctx: Any, *grads: Any) -> Any:
+        if hasattr(ctx, HAS_CONSTANTS):
+            ctx = ConstantsContext(ctx)
         with _C.RunsBackward():
             return backward_of_function(ctx, *grads)
 

@@ -28,7 +28,7 @@ from torchlayers.compiler.capture_reasons import CaptureReasons
 from torchlayers.compiler.lowered import Lowered
 from torchlayers.compiler.runtime import call
 from torchlayers.compiler.runtime.build import Built, Eager
-from torchlayers.compiler.runtime.call_tree import CallTree, build_entry
+from torchlayers.compiler.runtime.call_tree import build_entry
 from torchlayers.compiler.runtime.dynamic_shapes import DynamicShapes
 from torchlayers.compiler.runtime.report import Report
 from torchlayers.compiler.runtime.request import CompileRequest, CompileSettings

@@ -251,7 +251,7 @@ def test_an_optimizer_whose_state_is_not_tensors():
 
 
 def lbfgs_step(**options):
-    """A step of L-BFGS with its line search, for a small network; returns it with the parameters."""
+    """A step of L-BFGS with its line search, for a small network, with what it changes."""
     torch.manual_seed(0)
     inputs = torch.randn(16, 3, dtype=torch.float64)
     targets = inputs.sin().sum(1, keepdim=True)

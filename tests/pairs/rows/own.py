@@ -380,6 +380,11 @@ def _(x):
     return tl.jacobian(lambda x: MATRIX @ x.sin())(x).sum(0)
 
 
+@row("hessian of a chosen mode inside", lambda x: 6 * x.sum() ** 2 - x.sin() * x)
+def _(x):
+    return tl.hessian(lambda y: y.sum() ** 3 + y.sin().sum(), mode="auto")(x) @ x
+
+
 @row("hessian_diagonal inside", lambda x: -x.sin() * MATRIX.sum(0))
 def _(x):
     return tl.hessian_diagonal(lambda x: (MATRIX @ x.sin()).sum())(x)

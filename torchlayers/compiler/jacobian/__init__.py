@@ -1,5 +1,6 @@
-"""jacobian and costs: the mode of a Jacobian chosen by costs that are counted, not measured.
+"""jacobian, hessian and costs: the mode of a derivative chosen by costs that are counted.
 
-mode_costs.py captures the Jacobian in each mode and counts; decision.py keeps what was chosen for
-arguments of these shapes; api.py has the two public functions.
+differentiated.py has a function's Jacobian and Hessian in each mode; mode_costs.py captures them
+and counts; decision.py keeps what was chosen for arguments of these shapes; derivative.py has the
+functions that are returned; api.py and hessian.py the public ones.
 """

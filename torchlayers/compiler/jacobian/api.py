@@ -4,56 +4,26 @@
 # mypy: disable-error-code="overload-cannot-match"
 
 from collections.abc import Callable
-from typing import Any, Concatenate, Literal, NamedTuple, Protocol, TypeAlias, overload
+from functools import partial
+from typing import Any, Concatenate, Literal, overload
 
 from torch import Tensor
 
-from torchlayers.compiler.jacobian.decision import Decisions, decide, in_mode
-from torchlayers.compiler.jacobian.mode_costs import DifferentiatedFunction, JacobianCosts
-from torchlayers.core import pytree, tracing_state
-from torchlayers.core.annotations import A, Aux, B, P, R, R_co
-from torchlayers.core.argnums import Argnums, are_numbers, by_names
+from torchlayers.compiler.jacobian.decision import decide
+from torchlayers.compiler.jacobian.derivative import (
+    JacobianFunction,
+    Mode,
+    check_options,
+    derivative_in_mode,
+)
+from torchlayers.compiler.jacobian.differentiated import JacobianOf
+from torchlayers.compiler.jacobian.mode_costs import JacobianCosts
+from torchlayers.core.annotations import A, Aux, B, P, R
+from torchlayers.core.argnums import Argnums, are_numbers
 from torchlayers.core.errors import ArgnumsError
 from torchlayers.core.function_checks import check_function
-from torchlayers.core.layer_stack import transformed
-from torchlayers.fx.operator_tracer import records_operators
 
 __all__ = ["costs", "jacobian"]
-
-Mode: TypeAlias = Literal["auto", "forward", "reverse", "sparse"]
-_MODES = ("auto", "forward", "reverse", "sparse")
-
-
-class JacobianReport(NamedTuple):
-    """The modes that a function of :func:`torchlayers.jacobian` chose so far; prints as a table.
-
-    Attributes:
-        name: the function's name.
-        mode: the mode that was passed.
-        signatures: a :class:`JacobianCosts` for arguments of each kind; none unless mode is "auto".
-    """
-
-    name: str
-    mode: str
-    signatures: tuple[JacobianCosts, ...]
-
-    def __repr__(self) -> str:
-        if self.mode != "auto":
-            return f"jacobian of {self.name}: mode={self.mode!r}, as passed"
-        count = len(self.signatures)
-        title = f"jacobian of {self.name}: {count} signature{'' if count == 1 else 's'}"
-        return "\n".join([title, *map(repr, self.signatures)])
-
-
-class JacobianFunction(Protocol[P, R_co]):
-    """The function that :func:`torchlayers.jacobian` returns; ``report()`` says what was chosen."""
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]: ...
-
-    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
-
-    def report(self) -> JacobianReport: ...
 
 
 @overload
@@ -139,8 +109,9 @@ def jacobian(
         func, argnums, has_aux: as for :func:`jacrev`.
         mode: "auto"; or "forward" for :func:`jacfwd`, "reverse" for :func:`jacrev`, "sparse" for
             ``jacfwd(func, sparse=True, layout="dense")``.
-        memory_budget: bytes that a call may take besides the arguments, by its estimate; if it
-            takes more, the products run in chunks. None for half of the free memory of the device.
+        memory_budget: only with mode="auto": bytes that a call may take besides the arguments, by
+            its estimate; if it takes more, the products run in chunks. None for half of the free
+            memory of the device.
     Returns:
         A function with func's arguments that returns the dense Jacobian, as :func:`jacrev` does: of
         shape ``(*O, *I)`` for an output of shape O and an argument of shape I, with has_aux
@@ -163,72 +134,9 @@ def jacobian(
         "Evaluating Derivatives" (2008), chapters 3 and 8.
     """
     check_function("jacobian", "func", func)
-    _check_options(mode, memory_budget)
-    return _jacobian(func, has_aux, mode, memory_budget, func, argnums)
-
-
-def _check_options(mode: str, memory_budget: int | None) -> None:
-    if mode not in _MODES:
-        raise ValueError(
-            "torchlayers: jacobian: mode must be 'auto', 'forward', 'reverse' or 'sparse', got "
-            f"{mode!r}."
-        )
-    if memory_budget is not None and memory_budget <= 0:
-        raise ValueError(
-            "torchlayers: jacobian: memory_budget must be a number of bytes greater than 0, got "
-            f"{memory_budget}."
-        )
-
-
-def _jacobian(
-    anchor: Callable[..., Any],
-    has_aux: bool,
-    mode: Mode,
-    memory_budget: int | None,
-    func: Callable[..., Any],
-    argnums: Argnums,
-) -> Any:
-    reports: list[Callable[[], tuple[JacobianCosts, ...]]] = []
-    if not are_numbers(argnums):
-        last: list[Any] = []
-
-        def of_numbers(of_parts: Callable[..., Any], places: Any) -> Any:
-            last[:] = [_jacobian(anchor, has_aux, mode, memory_budget, of_parts, places)]
-            return last[0]
-
-        wrapper = by_names("jacobian", of_numbers, func, argnums)
-        reports.append(lambda: last[0].report().signatures if last else ())
-    else:
-        differentiated = DifferentiatedFunction(func, argnums, has_aux)
-        wrapper = _by_numbers(differentiated, anchor, mode, memory_budget, reports)
-    name = pytree.name_of(anchor)
-
-    def report() -> JacobianReport:
-        return JacobianReport(name, mode, reports[0]() if reports else ())
-
-    wrapper.report = report  # type: ignore[attr-defined]
-    return wrapper
-
-
-def _by_numbers(
-    differentiated: DifferentiatedFunction,
-    anchor: Callable[..., Any],
-    mode: Mode,
-    memory_budget: int | None,
-    reports: list[Callable[[], tuple[JacobianCosts, ...]]],
-) -> Callable[..., Any]:
-    if mode != "auto":
-        return in_mode(differentiated, mode)
-    decisions = Decisions(differentiated, memory_budget, anchor)
-    reports.append(decisions.costs)
-    traced = differentiated.reverse()
-
-    def wrapper(*args: Any) -> Any:
-        if tracing_state.is_tracing() or tracing_state.is_exporting():
-            return traced(*args)
-        return decisions.function_for(args, records_operators())(*args)
-
-    return transformed(differentiated.func, wrapper)
+    check_options("jacobian", mode, memory_budget)
+    build = partial(JacobianOf, has_aux=has_aux)
+    return derivative_in_mode("jacobian", build, mode, memory_budget, func, argnums)
 
 
 def costs(
@@ -267,10 +175,10 @@ def costs(
     Source: the counts are those of a graph's operators, as in torch.utils.flop_counter.
     """
     check_function("costs", "f", f)
-    _check_options("auto", memory_budget)
+    check_options("costs", "auto", memory_budget)
     if not are_numbers(argnums):
         raise ArgnumsError(
             "torchlayers: costs: argnums must be an int or a tuple of ints, without names. Pass "
             "the chosen entries as an argument of their own."
         )
-    return decide(DifferentiatedFunction(f, argnums, has_aux), args, memory_budget).costs
+    return decide(JacobianOf(f, argnums, has_aux), args, memory_budget).costs

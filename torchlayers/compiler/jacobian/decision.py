@@ -1,4 +1,4 @@
-"""The choice of a Jacobian's mode, made once for arguments of these shapes, and kept."""
+"""The choice of a derivative's mode, made once for arguments of these shapes, and kept."""
 
 import contextlib
 import types
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.state.guards import Guards
+from torchlayers.compiler.jacobian.differentiated import DifferentiatedFunction
 from torchlayers.compiler.jacobian.mode_costs import (
-    DifferentiatedFunction,
     JacobianCosts,
     ModeCosts,
     ModeCounter,
@@ -24,12 +24,12 @@ from torchlayers.compiler.jacobian.mode_costs import (
 from torchlayers.core import pytree
 from torchlayers.core.tensors.shape_dtype import ShapeDtypeStruct
 from torchlayers.core.tensors.tensor_versions import version_of
+from torchlayers.fx.operator_tracer import records_operators
 from torchlayers.remat.checkpoint import without_saved_tensor_hooks
 from torchlayers.taps.loop_steps import without_listeners
 from torchlayers.transforms.jacobian.basis import refuse_complex, require_tensors
 from torchlayers.transforms.sparse.bookkeeping import bookkeeping
 from torchlayers.transforms.sparse.coloring import Coloring, coloring
-from torchlayers.transforms.sparse.detection import detect_jacobian
 from torchlayers.transforms.sparse.detection.layer import plain_value
 from torchlayers.transforms.sparse.detection.trial_run import trial_run
 
@@ -88,6 +88,11 @@ def _is_same(old: Any, new: Any) -> bool:
     return isinstance(new, (int, float, str)) and type(old) is type(new) and old == new
 
 
+def _holds(basis: PatternBasis | None, args: tuple[Any, ...]) -> bool:
+    """Whether a decision applies here; in a captured graph, one by a pattern does not."""
+    return basis is None or (not records_operators() and basis.holds(args))
+
+
 class Decision(NamedTuple):
     """The mode for one signature.
 
@@ -109,19 +114,10 @@ class Decision(NamedTuple):
         return Decision(text, self.without_pattern)
 
     def function(self, differentiated: DifferentiatedFunction) -> Callable[..., Any]:
-        """The Jacobian in the chosen mode."""
+        """The derivative in the chosen mode."""
         if self.coloring is not None:
             return differentiated.sparse(self.coloring, self.costs.chunk_size)
-        return in_mode(differentiated, *self.without_pattern)
-
-
-def in_mode(
-    differentiated: DifferentiatedFunction, mode: str, chunk_size: int | None = None
-) -> Callable[..., Any]:
-    """The Jacobian in a mode other than "auto"."""
-    if mode == "sparse":
-        return differentiated.sparse(True, chunk_size)
-    return (differentiated.forward if mode == "forward" else differentiated.reverse)(chunk_size)
+        return differentiated.in_mode(*self.without_pattern)
 
 
 class _Shared:
@@ -166,8 +162,29 @@ def _signature_of_tensors(args: tuple[Any, ...]) -> Any:
     return tuple([(arg.shape, arg.dtype, arg.device) for arg in args])
 
 
+class _LastCall(NamedTuple):
+    """The function for tensors of the last call's shapes, which most often the next one has, too.
+
+    Comparing them takes a third of the time of looking up a signature.
+    """
+
+    signature: tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
+    basis: PatternBasis | None
+    function: Callable[..., Any]
+
+    def is_for(self, args: tuple[Any, ...]) -> bool:
+        if len(args) != len(self.signature):
+            return False
+        for arg, (shape, dtype, device) in zip(args, self.signature, strict=True):
+            if not isinstance(arg, Tensor) or arg.shape != shape:
+                return False
+            if arg.dtype is not dtype or arg.device != device:
+                return False
+        return True
+
+
 class Decisions:
-    """Decides for the calls of one Jacobian, and keeps what was decided.
+    """Decides for the calls of one derivative, and keeps what was decided.
 
     Args:
         differentiated: the function.
@@ -188,24 +205,39 @@ class Decisions:
         self._takes_patterns = anchor is differentiated.func
         self._captured_shapes = _shapes_in_closure(anchor)
         self._by_signature: dict[Any, tuple[Decision, Callable[..., Any]]] = {}
+        self._last: _LastCall | None = None
 
-    def function_for(self, args: tuple[Any, ...], is_captured: bool) -> Callable[..., Any]:
-        """The Jacobian in the mode for these arguments."""
-        signature = _signature_of_tensors(args) or self._signature(args)
-        if signature in self._by_signature:
-            decision, function = self._by_signature[signature]
-            if decision.basis is None or (not is_captured and decision.basis.holds(args)):
-                return function
-        refuse_complex("jacobian", "argument", args)
-        places = pytree.positions("jacobian", self._differentiated.argnums, len(args))
-        require_tensors("jacobian", pytree.leaves(pytree.pick(args, places)), args, places)
+    def function_for(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+        """The derivative in the mode for these arguments."""
+        last = self._last
+        if last is not None and last.is_for(args) and _holds(last.basis, args):
+            return last.function
+        of_tensors = _signature_of_tensors(args)
+        signature = of_tensors or self._signature(args)
+        match = self._by_signature.get(signature)
+        if match is not None and _holds(match[0].basis, args):
+            decision, function = match
+        else:
+            decision, function = self._decide_anew(signature, args)
+        if of_tensors is not None and not records_operators():
+            self._last = _LastCall(of_tensors, decision.basis, function)
+        return function
+
+    def _decide_anew(
+        self, signature: Any, args: tuple[Any, ...]
+    ) -> tuple[Decision, Callable[..., Any]]:
+        api = self._differentiated.api
+        refuse_complex(api, "argument", args)
+        places = pytree.positions(api, self._differentiated.argnums, len(args))
+        require_tensors(api, pytree.leaves(pytree.pick(args, places)), args, places)
+        is_captured = records_operators()
         decision = self._decide(self._signature(args), args, is_captured)
         function = decision.function(self._differentiated)
         if not is_captured:
             self._by_signature[signature] = decision, function
             if len(self._by_signature) > _MOST_SIGNATURES:
                 del self._by_signature[next(iter(self._by_signature))]
-        return function
+        return decision, function
 
     def costs(self) -> tuple[JacobianCosts, ...]:
         """Those of the signatures so far."""
@@ -222,7 +254,7 @@ class Decisions:
             else type(leaf)
             for leaf in leaves
         ]
-        return self._differentiated[1:], self._budget, self._captured_shapes, spec, *facts
+        return self._differentiated.key, self._budget, self._captured_shapes, spec, *facts
 
     def _decide(self, signature: Any, args: tuple[Any, ...], is_captured: bool) -> Decision:
         earlier = self._shared.by_signature.get(signature)
@@ -302,26 +334,27 @@ def _reason_against_pattern(counter: ModeCounter) -> str:
     """Why no pattern is looked for; empty to look for one."""
     if any(isinstance(leaf, ShapeDtypeStruct) for leaf in pytree.leaves(counter.args)):
         return "a pattern depends on values, and the arguments are shapes"
+    if refusal := counter.differentiated.reason_against_sparse(counter.outputs):
+        return refusal
     if min(counter.height, counter.width) <= _FEW_PRODUCTS:
         return f"not tried, with at most {_FEW_PRODUCTS} products otherwise"
     if counter.height * counter.width > _MANY_ELEMENTS:
-        return f"not tried for more than {_MANY_ELEMENTS:,} elements (jacfwd has sparse=True)"
+        return f"not tried for more than {_MANY_ELEMENTS:,} elements (sparse=True has no limit)"
     return ""
 
 
 def _find_coloring(differentiated: DifferentiatedFunction, args: tuple[Any, ...]) -> Coloring:
-    func, argnums, has_aux = differentiated
     # A checkpoint recomputes the derivative and not this, and taps are met once.
     with without_saved_tensor_hooks(), without_listeners():
-        pattern = detect_jacobian(func, args, argnums, has_aux=has_aux, api="jacobian")
+        pattern = differentiated.detect_pattern(args)
     with bookkeeping():
-        return coloring(pattern)
+        return coloring(pattern, differentiated.coloring_mode)
 
 
 def _basis_of_pattern(
     differentiated: DifferentiatedFunction, args: tuple[Any, ...]
 ) -> PatternBasis:
-    places = pytree.positions("jacobian", differentiated.argnums, len(args))
+    places = pytree.positions(differentiated.api, differentiated.argnums, len(args))
     with outside_layers():
         captured = record(differentiated.func, fakes(args), guarded=True, writes=False)
     if any(tensor.is_inference() for tensor in captured.captured):
@@ -336,16 +369,17 @@ def decide_by_sizes(
     modes: tuple[ModeCosts, ...] = (),
 ) -> Decision:
     """Chooses by the numbers of inputs and outputs alone: the function runs once for the latter."""
-    func, argnums, has_aux = differentiated
-    places = pytree.positions("jacobian", argnums, len(args))
+    places = pytree.positions(differentiated.api, differentiated.argnums, len(args))
     with trial_run():
-        result = func(*args)
-    output = result[0] if has_aux and isinstance(result, tuple) and result else result
-    width, height = (
+        result = differentiated.func(*args)
+    is_pair = differentiated.has_aux and isinstance(result, tuple) and result
+    output = result[0] if is_pair else result
+    inputs, outputs = (
         sum(leaf.numel() for leaf in pytree.leaves(tree) if isinstance(leaf, Tensor))
         for tree in (pytree.pick(args, places), output)
     )
-    mode = "forward" if width < height else "reverse"
+    mode = differentiated.mode_by_sizes(outputs, inputs)
+    shape = differentiated.rows(outputs, inputs), inputs
     why = f"by its sizes alone ({reason})"
-    text = JacobianCosts(describe_arguments(args), (height, width), modes, mode, None, why)
+    text = JacobianCosts(describe_arguments(args), shape, modes, mode, None, why)
     return Decision(text, (mode, None))

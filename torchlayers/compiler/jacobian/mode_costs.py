@@ -1,8 +1,8 @@
-"""Counts the costs of a Jacobian in each mode, on graphs captured without computing anything."""
+"""Counts the costs of a derivative in each mode, on graphs captured without computing anything."""
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,56 +12,31 @@ from torch.nn import Parameter
 from torchlayers import _C
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.costs import Costs, costs
+from torchlayers.compiler.jacobian.differentiated import DifferentiatedFunction
 from torchlayers.core import pytree
 from torchlayers.core.device import CPU, device_rates, free_memory
 from torchlayers.core.errors import message_of
 from torchlayers.core.tensors.shape_dtype import ShapeDtypeStruct, fake_tensors
 from torchlayers.core.text_table import aligned
 from torchlayers.core.torch_private import dispatch_modes
-from torchlayers.transforms.batching_options import BatchingOptions
-from torchlayers.transforms.chunking import ChunkSize
-from torchlayers.transforms.jacobian.forward import forward_jacobian
-from torchlayers.transforms.jacobian.reverse import reverse_jacobian
 from torchlayers.transforms.sparse.coloring import Coloring
-from torchlayers.transforms.sparse.derivatives import sparse_jacobian
 
 # Seconds of a call, and of each operator in it: what layers, vmap and Python take, measured on a
 # CPU (benchmarks/jacobians.py). In forward mode the operators of the function itself run under
-# vmap, too; in sparse mode the products are set up and read.
-_OF_CALL = {"forward": 6e-5, "reverse": 1.2e-4, "sparse": 3e-4}
-_OF_OPERATOR = {"forward": 6e-6, "reverse": 4.5e-6, "sparse": 6e-6}
-
-
-class DifferentiatedFunction(NamedTuple):
-    """A function with the arguments that it is differentiated with respect to.
-
-    Attributes:
-        func, argnums, has_aux: as for :func:`torchlayers.jacobian`, argnums without names.
-    """
-
-    func: Callable[..., Any]
-    argnums: int | tuple[int, ...]
-    has_aux: bool
-
-    def forward(self, chunk_size: ChunkSize = None) -> Callable[..., Any]:
-        options = BatchingOptions(chunk_size)
-        return forward_jacobian("jacobian", options, self.has_aux, "error", self.func, self.argnums)
-
-    def reverse(self, chunk_size: ChunkSize = None) -> Callable[..., Any]:
-        options = BatchingOptions(chunk_size)
-        return reverse_jacobian(
-            "jacobian", options, None, self.has_aux, False, self.func, self.argnums
-        )
-
-    def sparse(self, sparse: Coloring | bool, chunk_size: ChunkSize = None) -> Callable[..., Any]:
-        options = BatchingOptions(chunk_size)
-        return sparse_jacobian(
-            "jacobian", self.func, self.argnums, sparse, "dense", options, has_aux=self.has_aux
-        )
+# vmap, too, and those of a Hessian under two layers more; in sparse mode the products are set up
+# and read.
+_OF_CALL = {
+    "jacobian": {"forward": 6e-5, "reverse": 1.2e-4, "sparse": 3e-4},
+    "hessian": {"forward": 6e-5, "reverse": 7e-5, "sparse": 3e-4},
+}
+_OF_OPERATOR = {
+    "jacobian": {"forward": 6e-6, "reverse": 4.5e-6, "sparse": 6e-6},
+    "hessian": {"forward": 8.5e-6, "reverse": 6.5e-6, "sparse": 8.5e-6},
+}
 
 
 class ModeCosts(NamedTuple):
-    """What a Jacobian costs in one mode.
+    """What a Jacobian or Hessian costs in one mode.
 
     Attributes:
         mode: "forward", "reverse" or "sparse".
@@ -82,12 +57,13 @@ class ModeCosts(NamedTuple):
 
 
 class JacobianCosts(NamedTuple):
-    """The costs of a Jacobian in each mode, and the mode chosen by them. It prints as a table.
+    """The costs of a Jacobian or Hessian in each mode, and the mode chosen by them. It prints as a
+    table.
 
     Attributes:
         arguments: the leaves of the arguments in short form.
-        shape: elements of the outputs and of the differentiated arguments; the first is -1 if it
-            is not known.
+        shape: rows and columns of the derivative as a matrix: for a Jacobian, the elements of the
+            outputs and of the differentiated arguments. The first is -1 if it is not known.
         modes: a :class:`ModeCosts` for each mode.
         mode: the chosen one.
         chunk_size: how many products to compute at a time; None for all.
@@ -148,36 +124,35 @@ def describe_arguments(args: tuple[Any, ...]) -> str:
 
 
 class ModeCounter:
-    """Counts the costs of a function's Jacobian at arguments of given shapes.
+    """Counts the costs of a function's Jacobian or Hessian at arguments of given shapes.
 
     Args:
         differentiated: the function.
         args: its arguments, of which only shapes and dtypes are used.
 
     Attributes:
-        height: the elements of the outputs, once a mode was counted; -1 before.
+        width: the elements of the differentiated arguments, the columns of the derivative.
+        outputs: the elements of the outputs, once a mode was counted; -1 before.
     """
 
     def __init__(self, differentiated: DifferentiatedFunction, args: tuple[Any, ...]) -> None:
         self.differentiated = differentiated
         self.args = args
-        places = pytree.positions("jacobian", differentiated.argnums, len(args))
+        places = pytree.positions(differentiated.api, differentiated.argnums, len(args))
         inputs = pytree.leaves(pytree.pick(args, places))
         self.width = sum(math.prod(leaf.shape) for leaf in inputs if hasattr(leaf, "shape"))
         self.device = next((leaf.device for leaf in inputs if hasattr(leaf, "device")), CPU)
-        self.heights: list[int] = []
+        self.outputs = -1
 
     @property
     def height(self) -> int:
-        return self.heights[-1] if self.heights else -1
+        """The rows of the derivative; -1 before a mode was counted."""
+        return -1 if self.outputs < 0 else self.differentiated.rows(self.outputs, self.width)
 
     def count(self, mode: str, coloring: Coloring | None = None) -> ModeCosts:
         """The costs in this mode; its refusal says what went wrong if it can't be captured."""
-        noting = self.differentiated._replace(func=self._note_height)
-        if coloring is not None:
-            call = noting.sparse(coloring)
-        else:
-            call = noting.forward() if mode == "forward" else noting.reverse()
+        noting = self.differentiated.with_function(self._note_outputs)
+        call = noting.in_mode(mode) if coloring is None else noting.sparse(coloring)
         try:
             with outside_layers():
                 counted = costs(record(call, fakes(self.args), writes=False).graph)
@@ -190,10 +165,10 @@ class ModeCounter:
         return ModeCosts(mode, products, *counted, self._seconds(mode, counted))
 
     def _seconds(self, mode: str, counted: Costs) -> float:
-        rates = device_rates(self.device)
+        rates, api = device_rates(self.device), self.differentiated.api
         return (
-            _OF_CALL[mode]
-            + _OF_OPERATOR[mode] * counted.operators
+            _OF_CALL[api][mode]
+            + _OF_OPERATOR[api][mode] * counted.operators
             + counted.flops / rates.flops
             + counted.bytes_moved / rates.bytes
         )
@@ -201,7 +176,8 @@ class ModeCounter:
     def seconds_in_chunks(self, mode: ModeCosts, chunk_size: int | None) -> float:
         """The estimate for products in chunks, each of which calls the operators once."""
         chunks = 1 if chunk_size is None else math.ceil(mode.products / chunk_size)
-        return mode.seconds + (chunks - 1) * _OF_OPERATOR[mode.mode] * mode.operators
+        of_operator = _OF_OPERATOR[self.differentiated.api][mode.mode]
+        return mode.seconds + (chunks - 1) * of_operator * mode.operators
 
     def chunk_size(self, mode: ModeCosts, memory_budget: int | None) -> int | None:
         """How many products fit into the budget; None if all do."""
@@ -215,11 +191,11 @@ class ModeCounter:
             return None
         return max(1, mode.products * budget // mode.peak_bytes)
 
-    def _note_height(self, *args: Any) -> Any:
+    def _note_outputs(self, *args: Any) -> Any:
         result = self.differentiated.func(*args)
         output = result[0] if self.differentiated.has_aux else result
         tensors = [leaf for leaf in pytree.leaves(output) if isinstance(leaf, Tensor)]
-        self.heights.append(sum(leaf.numel() for leaf in tensors))
+        self.outputs = sum(leaf.numel() for leaf in tensors)
         return result
 
 

@@ -1,24 +1,25 @@
-"""hessian: forward over reverse mode."""
+"""hessian: forward over reverse mode, or in the mode that costs least."""
 
 # The last overload of each is for lambdas inside of another transform, as in grad.py.
 # mypy: disable-error-code="overload-cannot-match"
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Concatenate, Literal, overload
 
 from torch import Tensor
 from typing_extensions import Unpack
 
-from torchlayers.core import torch_func, tracing_state
+from torchlayers.compiler.jacobian.derivative import (
+    JacobianFunction,
+    Mode,
+    check_options,
+    derivative_in_mode,
+)
+from torchlayers.compiler.jacobian.differentiated import HessianOf, dense_hessian
 from torchlayers.core.annotations import A, P, Transformed
-from torchlayers.core.argnums import Argnums, are_numbers, by_names
-from torchlayers.core.layer_stack import transformed
-from torchlayers.transforms import jvp_by_double_vjp
-from torchlayers.transforms.batching_options import BatchingOptions
-from torchlayers.transforms.jacobian.forward import forward_jacobian
+from torchlayers.core.argnums import Argnums
+from torchlayers.core.function_checks import check_function
 from torchlayers.transforms.jacobian.options import JacobianOptions, read_options, with_options
-from torchlayers.transforms.jacobian.reverse import reverse_jacobian
 from torchlayers.transforms.sparse.derivatives import sparse_hessian
 
 
@@ -50,6 +51,30 @@ def hessian(
 ) -> Transformed[P, Any]: ...
 @overload
 def hessian(
+    func: Callable[Concatenate[Tensor, P], Tensor],
+    argnums: Literal[0] = 0,
+    *,
+    mode: Mode,
+    memory_budget: int | None = None,
+) -> JacobianFunction[Concatenate[Tensor, P], Tensor]: ...
+@overload
+def hessian(
+    func: Callable[P, Any],
+    argnums: Argnums = 0,
+    *,
+    mode: Mode,
+    memory_budget: int | None = None,
+) -> JacobianFunction[P, Any]: ...
+@overload
+def hessian(
+    func: Callable[..., Any],
+    argnums: Argnums = 0,
+    *,
+    mode: Mode,
+    memory_budget: int | None = None,
+) -> Any: ...
+@overload
+def hessian(
     func: Callable[..., Any],
     argnums: Argnums = 0,
     **options: Unpack[JacobianOptions],
@@ -58,12 +83,20 @@ def hessian(
 def hessian(
     func: Callable[..., Any],
     argnums: Argnums = 0,
+    *,
+    mode: Mode | None = None,
     **options: Unpack[JacobianOptions],
-) -> Callable[..., Any]:
-    """Hessian by forward over reverse mode: ``jacfwd(jacrev(func))``.
+) -> Any:
+    """Hessian by forward over reverse mode, ``jacfwd(jacrev(func))``, or as ``mode`` says.
 
     Args:
         func, argnums: as for :func:`jacrev`.
+        mode: None, for forward over reverse mode with the options below. Or, with no other option
+            than memory_budget, "auto" for the mode that costs least, chosen as by
+            :func:`jacobian`; "forward" for forward over reverse; "reverse" for reverse over
+            reverse, which needs no jvp of func's operators; "sparse" for ``sparse=True,
+            layout="dense"``. memory_budget is then only for mode="auto", in bytes, as for
+            :func:`jacobian`.
         chunk_size: how many columns of the Hessian to compute at a time, to save memory: an int,
             None for all at once, or "auto" for as many as the memory budget allows.
         memory_budget, progress: as for :func:`jacrev`.
@@ -74,47 +107,51 @@ def hessian(
     Returns:
         A function with func's arguments. For an output of shape O and one chosen argument of
         shape I the Hessian has shape ``(*O, *I, *I)``; with argnums a tuple, a tuple of tuples.
-        With sparse, a matrix of shape ``(elements of I, elements of I)``, or tuples of those.
+        With sparse, a matrix of shape ``(elements of I, elements of I)``, or tuples of those. With
+        a mode, the function has a method ``report()``, which says what was chosen, and why; inside
+        torch.compile and torch.export the mode "auto" is forward over reverse.
     Raises:
+        ValueError: mode is none of these, or is combined with an option other than memory_budget;
+            or that is not positive.
         The errors of :func:`jacfwd` and :func:`jacrev`.
     Example:
         >>> hessian(lambda x: (x**3).sum())(torch.tensor([1.0, 2.0]))
         tensor([[ 6.,  0.],
                 [ 0., 12.]])
+        >>> f = hessian(lambda x: (x[1:] * x[:-1]).square().sum(), mode="auto")
+        >>> f(torch.ones(1000)).shape
+        torch.Size([1000, 1000])
+        >>> f.report().signatures[0].mode
+        'sparse'
 
     Source: torch.func.hessian; forward over reverse as in Griewank and Walther, "Evaluating
         Derivatives" (2008), chapter 5.
     """
+    if mode is not None:
+        return _in_mode(mode, func, argnums, **options)
     batching, sparse, layout, _ = read_options(hessian, options)
     of_func, batching = batching.split_budget("hessian")
     if sparse is not None:
         return sparse_hessian(func, argnums, sparse, layout, batching, of_func)
     batching.refuse_check("hessian")
-    return _hessian(batching, of_func, func, argnums)
+    return dense_hessian(batching, of_func, func, argnums)
 
 
-def _hessian(
-    options: BatchingOptions,
-    memory_budget: int | float | None,
+def _in_mode(
+    mode: Mode,
     func: Callable[..., Any],
     argnums: Argnums,
-) -> Callable[..., Any]:
-    if not are_numbers(argnums):
-        return by_names("hessian", partial(_hessian, options, memory_budget), func, argnums)
-    gradient = reverse_jacobian(
-        "hessian", BatchingOptions(), memory_budget, False, False, func, argnums
-    )
-    forward_over_reverse = forward_jacobian("hessian", options, False, "error", gradient, argnums)
-
-    def wrapper(*args: Any) -> Any:
-        if tracing_state.is_tracing():
-            tracing_state.refuse_strict_export("hessian")
-            options.refuse_while_tracing("hessian", any_chunks=True)
-            gradients = torch_func.jacrev(func, argnums)
-            torch_hessian = jvp_by_double_vjp.jacfwd(gradients, argnums, False, "error")
-            return tracing_state.run_unless_traced(
-                torch_hessian, lambda: forward_over_reverse, *args
-            )
-        return forward_over_reverse(*args)
-
-    return transformed(func, wrapper)
+    memory_budget: Any = None,
+    **others: Any,
+) -> Any:
+    check_function("hessian", "func", func)
+    check_options("hessian", mode, memory_budget)
+    if others:
+        read_options(hessian, others)  # refuses names that are no options
+        name, value = next(iter(others.items()))
+        raise ValueError(
+            f"torchlayers: hessian: {name}={value!r} and mode={mode!r} can't be combined. Leave "
+            "one of them out: without mode, the Hessian is forward over reverse, and takes the "
+            "options of jacfwd."
+        )
+    return derivative_in_mode("hessian", HessianOf, mode, memory_budget, func, argnums)
