@@ -55,8 +55,8 @@ class Slopes:
         return self._outputs[0]
 
     def closed_form(self, place: int) -> tuple[Any, Any] | None:
-        """Both derivatives, if they follow from the value, or if csrc/rules states the derivative of
-        torch's operator that multiplies by the first one: that is the second."""
+        """Both derivatives, if they follow from the value, or if csrc/rules states the derivative
+        of torch's operator that multiplies by the first one: that is the second."""
         if place:
             return None
         if (slope := facts(self._op)["slope"]) is not None:
