@@ -148,7 +148,7 @@ class ArrayWrite(NamedTuple):
     array: Any
     elements: list[tuple[list[Recipe], Recipe]]
     may_settle: bool = True
-    changes_length = False
+    changes_length: bool = False
 
     @classmethod
     def of(cls, name: str, stand_in: ArrayStandIn, recipes: RecipeWriter) -> "ArrayWrite":

@@ -164,7 +164,7 @@ class OpaqueWrite(NamedTuple):
     before: Any
     after: Any
     may_settle: bool = False
-    changes_length = False
+    changes_length: bool = False
 
     @property
     def name(self) -> str:
