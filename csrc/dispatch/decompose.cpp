@@ -260,6 +260,45 @@ void front_of_ctc_loss(const c10::OperatorHandle& handle, c10::DispatchKeySet ke
   args->back() = (losses / lengths_of(lengths, losses).clamp_min(1)).mean();
 }
 
+// The same memory as pairs of real numbers, or as complex ones; nothing for other dtypes.
+std::optional<Tensor> view_as_pairs(const Tensor& x, at::ScalarType dtype) {
+  const at::ScalarType from = x.scalar_type();
+  auto sizes = x.sym_sizes().vec();
+  if (from == dtype) {
+    return x.view_symint(sizes);
+  }
+  if (sizes.empty() || x.is_conj() || x.is_neg()) {
+    return std::nullopt;
+  }
+  if (at::isComplexType(from) && dtype == c10::toRealValueType(from)) {
+    sizes.back() = sizes.back() * 2;
+    return at::view_as_real(x).view_symint(sizes);
+  }
+  if (at::isComplexType(dtype) && from == c10::toRealValueType(dtype)) {
+    sizes.back() = sizes.back() / 2;
+    sizes.emplace_back(2);
+    return at::view_as_complex(x.view_symint(sizes));
+  }
+  return std::nullopt;
+}
+
+// torch takes all views of other dtypes for constants, also those that have a derivative, and loses
+// what is written through them.
+void front_of_view(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  const Operator& op = Operator::of(handle);
+  const Layer* layer = layer_at_work();
+  const Tensor x = peek(*args, 0, op.num_args).toTensor();
+  const auto dtype = peek(*args, 1, op.num_args).toScalarType();
+  auto view = layer == nullptr ? std::nullopt : view_as_pairs(x, dtype);
+  if (!view) {
+    front(handle, keys, args);
+    return;
+  }
+  trace("decompose", op, *layer);
+  drop(*args, op.num_args);
+  args->emplace_back(*std::move(view));
+}
+
 // torch has no functionalization kernel for it. Its gradient reads what x was before.
 void front_of_polygamma(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
   if (layer_at_work() == nullptr) {
@@ -289,6 +328,7 @@ void register_taken_apart(torch::Library& on_front) {
   on_front.impl(
       "_embedding_bag_forward_only",
       torch::CppFunction::makeFromBoxedFunction<&front_of_embedding_bag>());
+  on_front.impl("view.dtype", torch::CppFunction::makeFromBoxedFunction<&front_of_view>());
   on_front.impl("polygamma_", torch::CppFunction::makeFromBoxedFunction<&front_of_polygamma>());
   for (const char* name :
        {"rrelu_with_noise", "rrelu_with_noise_", "rrelu_with_noise_functional"}) {

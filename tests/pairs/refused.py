@@ -123,6 +123,13 @@ REFUSED = [
         "torchlayers.jvp is right",
     ),
     Refused(
+        r"writes through view\(dtype\)",
+        r"plain (autograd|forward mode)|torch\.func\.grad",
+        r"wrong",
+        "torch's own derivatives lose what is written through view(dtype), without torchlayers, "
+        "too; torchlayers' transforms have it",
+    ),
+    Refused(
         r"functionalize inside",
         r"functionalize|(grad|vmap)\(functionalize\)",
         r"functionalize can't be applied directly inside functionalize",

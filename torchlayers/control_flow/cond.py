@@ -23,6 +23,7 @@ from torchlayers.core.function_checks import check_function
 from torchlayers.remat.ambient_state import apply_view_modes
 
 
+@tracing_state.uncompiled
 def cond(
     pred: bool | Tensor,
     true_fn: Callable[[Unpack[Ins]], R],
@@ -64,6 +65,8 @@ def cond(
     """
     check_choice("cond", "batched", batched, branches.STRATEGIES)
     if tracing_state.is_tracing():
+        if tracing_state.is_inside("Grad", "Jvp"):
+            return _cond_uncompiled(pred, true_fn, false_fn, *operands, batched=batched)
         return dispatch.cond(pred, true_fn, false_fn, operands)
     check_function("cond", "true_fn", true_fn)
     check_function("cond", "false_fn", false_fn)
@@ -85,3 +88,15 @@ def cond(
     return branches.run_branches(
         "cond", which, batch_of(pred, values, levels), functions, operands, batched
     )
+
+
+# NOTE [Control flow in transforms that Dynamo traces]
+# Dynamo can't trace torch.cond inside torch.func's grad and jvp, nor torch.while_loop inside any
+# (torch 2.13: "Expected FakeTensor"). There it skips ours, and so the transform around it: NOTE
+# [Graph breaks inside transforms].
+_cond_uncompiled = tracing_state.skipped_while_tracing(
+    cond,
+    "torchlayers: torch.compile can't trace a cond inside a transform (grad or jvp). Leave out "
+    "fullgraph=True: the transform then runs uncompiled; or compile it with torchlayers.compile, "
+    "which captures both.",
+)

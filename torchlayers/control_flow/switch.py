@@ -24,6 +24,7 @@ from torchlayers.core.function_checks import check_function
 from torchlayers.remat.ambient_state import apply_view_modes
 
 
+@tracing_state.uncompiled
 def switch(
     index: int | Tensor,
     branches: Sequence[Callable[[Unpack[Ins]], R]],
@@ -61,6 +62,8 @@ def switch(
         return sides.run_single_branch(functions[min(max(index, 0), len(functions) - 1)], operands)
     _check_index(index)
     if tracing_state.is_tracing():
+        if tracing_state.is_inside("Grad", "Jvp"):
+            return _switch_uncompiled(index, functions, *operands, batched=batched)
         return dispatch.switch(index.reshape(()), functions, operands)
     index = cast(Tensor, apply_view_modes(index.reshape(())))
     if dispatch.is_recorded(index):
@@ -89,3 +92,12 @@ def _check_index(index: Any) -> None:
     raise TransformError(
         f"torchlayers: switch: index must be an int or a tensor that holds one integer, got {got}."
     )
+
+
+# NOTE [Control flow in transforms that Dynamo traces]
+_switch_uncompiled = tracing_state.skipped_while_tracing(
+    switch,
+    "torchlayers: torch.compile can't trace a switch inside a transform (grad or jvp). Leave out "
+    "fullgraph=True: the transform then runs uncompiled; or compile it with torchlayers.compile, "
+    "which captures both.",
+)

@@ -34,6 +34,7 @@ Strategy: TypeAlias = Literal["hold", "drop"]
 _STRATEGIES = get_args(Strategy)
 
 
+@tracing_state.uncompiled
 def while_loop(
     cond_fn: Callable[[T], bool | Tensor],
     body_fn: Callable[[T], T],
@@ -73,6 +74,8 @@ def while_loop(
     """
     check_choice("while_loop", "batched", batched, _STRATEGIES)
     if tracing_state.is_tracing():
+        if tracing_state.is_inside("Grad", "Jvp", "Vmap"):
+            return _while_loop_uncompiled(cond_fn, body_fn, init, batched=batched)
         return dispatch.while_loop(cond_fn, body_fn, init)
     check_function("while_loop", "cond_fn", cond_fn)
     check_function("while_loop", "body_fn", body_fn)
@@ -228,3 +231,12 @@ def _hold_ended(alive: Tensor | None, new: Any, old: Any) -> Any:
 
 def _picked(rows: Any, index: Tensor) -> Any:
     return None if rows is None else rows.index_select(0, index)
+
+
+# NOTE [Control flow in transforms that Dynamo traces]
+_while_loop_uncompiled = tracing_state.skipped_while_tracing(
+    while_loop,
+    "torchlayers: torch.compile can't trace a while_loop inside a transform (grad, jvp or vmap). "
+    "Leave out fullgraph=True: the transform then runs uncompiled; or compile it with "
+    "torchlayers.compile, which captures both.",
+)

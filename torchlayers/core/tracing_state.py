@@ -36,10 +36,16 @@ from torchlayers.core.errors import TorchVersionError, TransformError
 from torchlayers.core.operators import aten
 from torchlayers.core.private_names import lookup, patch, private
 from torchlayers.core.shared_change import SharedChange
-from torchlayers.core.torch_private import TorchDispatchMode, dispatch_keys, is_wrapped
+from torchlayers.core.torch_private import (
+    TorchDispatchMode,
+    dispatch_keys,
+    functorch,
+    is_wrapped,
+)
 from torchlayers.core.torch_versions import is_per_thread
 
 Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 eval_frame = private("torch._C._dynamo.eval_frame")
 _CLONE_INPUT = "torch._dynamo.variables.builder._clone_input"
@@ -99,11 +105,14 @@ def _zeros_in_core_operators(like: Tensor, other: Tensor, *, self_num_batch_dims
         return like.new_zeros(like.shape[:self_num_batch_dims] + other.shape)
 
 
-def skipped_while_tracing(function: Callable[P, R]) -> Callable[P, R]:
+def skipped_while_tracing(function: Callable[P, R], reason: str = "") -> Callable[P, R]:
     """Decorator: where Dynamo traces, it skips the function and everything it calls; elsewhere the
     function costs nothing more, and Dynamo is not imported, which takes longer than all other
-    imports."""
+    imports. With ``fullgraph=True``, Dynamo's error has the reason."""
     skipped = lookup("torch._compile._disable_dynamo", torch.compiler.disable)(function)
+    if reason:  # as torch.compiler.disable(reason=...) marks its functions
+        skipped._torchdynamo_disable = True
+        skipped._torchdynamo_disable_msg = reason
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -112,7 +121,18 @@ def skipped_while_tracing(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
+def is_inside(*kinds: str) -> bool:
+    """Whether a level of one of these kinds ("Grad", "Jvp", …) is active. Dynamo, too, enters the
+    levels of the transforms that it traces."""
+    stack = functorch.get_interpreter_stack() or ()
+    return any(entry.key().name in kinds for entry in stack)
+
+
+# Dynamo calls it while it traces.
+is_inside._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def uncompiled(function: Function) -> Function:
     """Decorator: Dynamo does not start compiling at calls of the function, nor inside it.
 
     Calls in code that it traces are unaffected. Dynamo treats torch's own functions, which it

@@ -27,6 +27,24 @@ def _(x):
     return y
 
 
+@row("writes through complex views", lambda x: torch.stack([x[0] * x[1], x[1], x[2], x[3] * x[1]]))
+def _(x):
+    y = x.clone()
+    pairs = torch.view_as_real(torch.view_as_complex(y.view(2, 2)))
+    pairs[0, 0].mul_(x[1])
+    pairs[1, 1].mul_(x[1])
+    return y
+
+
+@row("writes through view(dtype)", lambda x: torch.stack([x[0] * x[1], x[1], x[2], x[3] * x[2]]))
+def _(x):
+    y = x.clone()
+    numbers = y.view(torch.complex128)
+    numbers.view(torch.float64)[0].mul_(x[1])
+    y.view(torch.float64)[3].mul_(x[2])
+    return y
+
+
 def _by_a_constant(x):
     with torch.no_grad():  # a constant to reverse mode alone
         size = x.norm()
@@ -46,6 +64,33 @@ def _(x):
     y = x * x
     y[x <= 0.6] = 0
     return y
+
+
+# ---- autograd's state, and Python's
+
+
+@row("a hook on several gradients", lambda x: x.sin() * x.cos())
+def _(x):
+    sin, cos = x.sin(), x.cos()
+    if sin.requires_grad:
+        torch.autograd.graph.register_multi_grad_hook((sin, cos), lambda gradients: None)
+    return sin * cos
+
+
+SCALER = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+
+@row("a scaled loss", lambda x: x.sin() * x * 1024)
+def _(x):
+    return SCALER.scale(x.sin() * x)
+
+
+@row("a growing list", lambda x: sum((x * (i + 1)).sin() * x**i for i in range(3)))
+def _(x):
+    terms = [x.sin()]
+    while len(terms) < 3:
+        terms.append((x * (len(terms) + 1)).sin() * x ** len(terms))
+    return torch.stack(terms).sum(0)
 
 
 # ---- modules

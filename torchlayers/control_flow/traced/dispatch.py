@@ -166,6 +166,8 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
             torch.func is active.
     """
     if _is_torchs():
+        # A carry that the functions capture too would be an alias, which torch refuses.
+        init = pytree.map_tensors(torch.clone, init)
         return torch.while_loop(cond_fn, lambda carry: (body_fn(carry),), (init,))[0]  # type: ignore[no-untyped-call]
     if tracing_state.is_exporting():
         raise DataDependentError(
