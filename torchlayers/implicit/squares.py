@@ -209,10 +209,10 @@ def least_squares(
     """Minimizes |f(x)|^2 by steps on linear models of f, until the measure is small."""
     model = linearize(f, x, torch.zeros_like(x))
     state = method.start(x)
-    held = len(state)
+    state_size = len(state)
 
     def body(i: Any, carry: Carry) -> Carry:
-        x, _, _, model, state = _unpack(carry, held)
+        x, _, _, model, state = _unpack(carry, state_size)
         step = method.step(model, state, eps)
         moved = x + step.scaled * (model.length / _positive(model.widths))
         new = linearize(f, moved, model.widths)
@@ -247,9 +247,9 @@ def least_squares(
     return Outcome(last[0], iterations, last[1])
 
 
-def _unpack(carry: Carry, held: int) -> tuple[Tensor, Tensor, Tensor, Model, Carry]:
+def _unpack(carry: Carry, state_size: int) -> tuple[Tensor, Tensor, Tensor, Model, Carry]:
     rest = carry[3:]
-    count = len(rest) - held
+    count = len(rest) - state_size
     return carry[0], carry[1], carry[2], Model(*rest[:count]), rest[count:]
 
 

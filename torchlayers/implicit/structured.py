@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchlayers.control_flow.traced.layer_state import is_inside_python_layer
 from torchlayers.transforms.vmap import vmap
 
 OnVector = Callable[[Tensor], Tensor]
@@ -108,8 +107,6 @@ def normal(matrix: Tensor, b: Tensor) -> Tensor:
 
 def triangle(matrix: Tensor) -> Tensor:
     """R of the QR decomposition of the matrix."""
-    if is_inside_python_layer():  # which has a rule for this, but not for what follows
-        R: Tensor = torch.linalg.qr(matrix)[1]
-        return R
-    packed: Tensor = torch.geqrf(matrix)[0]
-    return packed[: matrix.shape[1]].triu()
+    # With mode="r", vmap of vmap ends in an error; and of geqrf, inductor assumes other strides.
+    R: Tensor = torch.linalg.qr(matrix)[1]
+    return R
