@@ -67,13 +67,13 @@ REFUSED = [
         "torch.func refuses requires_grad_(); torchlayers does not",
     ),
     Refused(
-        r"custom_root|custom_linear_solve|minimize|least_squares|find_root|find_fixed_point",
+        r"custom_root|custom_linear_solve|linear_solve|minimize|least_squares|find_root|find_fixed_point",
         r"grad, by a memory budget",
         r"but at least \d+ are needed",
         "what a solution saves is not recomputed",
     ),
     Refused(
-        r"custom_root|custom_fixed_point|minimize|least_squares|find_(root|fixed_point).*",
+        r"custom_root|custom_fixed_point|linear_solve|minimize|least_squares|find_(root|fixed_point).*",
         r"make_fx of grad",
         r"trying to get value out of a tracing tensor",
         "make_fx can't record a solver, which stops by values; compile and make_graph can",

@@ -10,6 +10,7 @@ from torchlayers.implicit import solvers as solvers
 from torchlayers.implicit.convergence import ConvergenceWarning as ConvergenceWarning
 from torchlayers.implicit.find import find_fixed_point as find_fixed_point
 from torchlayers.implicit.find import find_root as find_root
+from torchlayers.implicit.linear import linear_solve as linear_solve
 from torchlayers.implicit.linear_solve import custom_linear_solve as custom_linear_solve
 from torchlayers.implicit.linear_transpose import linear_transpose as linear_transpose
 from torchlayers.implicit.optimize import least_squares as least_squares
@@ -27,6 +28,7 @@ __all__ = [
     "find_fixed_point",
     "find_root",
     "least_squares",
+    "linear_solve",
     "linear_transpose",
     "minimize",
     "solvers",

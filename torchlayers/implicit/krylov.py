@@ -14,20 +14,21 @@ from torchlayers.core.errors import TransformError
 from torchlayers.implicit.convergence import (
     Carry,
     Vectors,
-    iterate,
     magnitude,
     norm,
     relative_norm,
     warn_unless,
 )
+from torchlayers.implicit.solution import count_iterations
 from torchlayers.transforms.vmap import vmap
 
 # Up to this many unknowns, the default method makes the matrix.
 DENSE_LIMIT = 128
 
 OnVector = Callable[[Tensor], Tensor]
-# Takes the map, b, x0, the residual to reach, and the largest number of iterations.
-Method = Callable[[OnVector, Tensor, Tensor | None, Tensor, int], Tensor]
+# Takes the map, b, x0, the residual to reach, and the largest number of iterations; returns x and
+# the number of iterations.
+Method = Callable[[OnVector, Tensor, Tensor | None, Tensor, int], tuple[Tensor, Tensor]]
 
 
 class Stopping(NamedTuple):
@@ -59,14 +60,11 @@ def solve(
     b: Any,
     x0: Any = None,
     stopping: Stopping = Stopping(None, 0.0, None),  # noqa: B008
-    direct: Callable[..., Tensor] | None = None,
+    direct: Method | None = None,
 ) -> Any:
     """Solves matvec(x) = b by one of the methods below, on pytrees; warns if that fails.
 
     None is the default method: `direct` for up to DENSE_LIMIT unknowns, gmres for more.
-
-    The methods square residuals. So they solve the system divided by the magnitude of b and x0, or
-    the gradients of a loss that is scaled by 1e-25 would be zero in single precision.
     """
     unknowns = pytree.TensorLeaves(b)
     if not unknowns.tensors:
@@ -83,39 +81,78 @@ def solve(
     if method is None:
         method = (direct or dense) if rhs.numel() <= DENSE_LIMIT else gmres
     if method in (dense, dense_or_nan):
-        return unknowns.put_in(form.split(method(on_vector, rhs)))
-    scale = magnitude(rhs) if start is None else magnitude(torch.cat([rhs, start]))
-    rhs, start = rhs / scale, None if start is None else start / scale
-    stopping = stopping._replace(atol=stopping.atol / scale)
-    bound = stopping.bound(rhs, form.eps)
-    x = method(on_vector, rhs, start, bound, stopping.limit(rhs.shape[0]))
-    residual = rhs - on_vector(x)
-    length = norm(residual)
+        return unknowns.put_in(form.split(method(on_vector, rhs)[0]))
+    x, _, residual, converged = solve_vector(method, on_vector, rhs, start, stopping, form.eps)
     warn_unless(
-        (length <= stopping.accepted(rhs, form.eps)) & length.isfinite(),
+        converged,
         name,
-        relative_norm(residual, rhs),
+        residual,
         stopping.tol,
         "Raise maxiter, precondition the system, or use another solver.",
     )
-    return unknowns.put_in(form.split(scale * x))
+    return unknowns.put_in(form.split(x))
 
 
-def dense(matvec: OnVector, b: Tensor, *_: Any) -> Tensor:
-    x: Tensor = torch.linalg.solve(_matrix(matvec, b), b)
-    return x
+class Solved(NamedTuple):
+    x: Tensor
+    iterations: Tensor
+    residual: Tensor  # relative to b
+    converged: Tensor
 
 
-def dense_or_nan(matvec: OnVector, b: Tensor, *_: Any) -> Tensor:
+def solve_vector(
+    method: Method,
+    matvec: OnVector,
+    rhs: Tensor,
+    start: Tensor | None,
+    stopping: Stopping,
+    eps: float,
+) -> Solved:
+    """The methods square residuals. So they solve the system divided by the magnitude of b and x0,
+    or the gradients of a loss that is scaled by 1e-25 would be zero in single precision."""
+    scale = magnitude(rhs) if start is None else magnitude(torch.cat([rhs, start]))
+    rhs, start = rhs / scale, None if start is None else start / scale
+    stopping = stopping._replace(atol=stopping.atol / scale)
+    bound = stopping.bound(rhs, eps)
+    x, iterations = method(matvec, rhs, start, bound, stopping.limit(rhs.shape[0]))
+    residual = rhs - matvec(x)
+    length = norm(residual)
+    converged = (length <= stopping.accepted(rhs, eps)) & length.isfinite()
+    return Solved(scale * x, iterations, relative_norm(residual, rhs), converged)
+
+
+def dense(matvec: OnVector, b: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.linalg.solve(matrix_of(matvec, b), b), no_iterations(b)
+
+
+def dense_or_nan(matvec: OnVector, b: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """Like dense, but the solution of a singular system is nan, for each sample by itself."""
-    x, failed = torch.linalg.solve_ex(_matrix(matvec, b), b)
-    return torch.where(failed == 0, x, torch.nan)
+    x, failed = torch.linalg.solve_ex(matrix_of(matvec, b), b)
+    return torch.where(failed == 0, x, torch.nan), no_iterations(b)
 
 
-def _matrix(matvec: OnVector, b: Tensor) -> Tensor:
-    basis = torch.eye(b.shape[0], dtype=b.dtype, device=b.device)
+def no_iterations(b: Tensor) -> Tensor:
+    return torch.zeros((), dtype=torch.int64, device=b.device)
+
+
+def matrix_of(matvec: OnVector, like: Tensor) -> Tensor:
+    """The matrix of a linear function of vectors."""
+    basis = torch.eye(like.shape[0], dtype=like.dtype, device=like.device)
     matrix: Tensor = vmap(matvec, out_dims=1)(basis)
     return matrix
+
+
+def preconditioned(method: Method, precondition: OnVector) -> Method:
+    """The method for ``A M y = b`` with ``x = M y``, whose residual is that of ``A x = b``."""
+
+    def solve(
+        matvec: OnVector, b: Tensor, x0: Tensor | None, bound: Tensor, limit: int
+    ) -> tuple[Tensor, Tensor]:
+        x, r = _start(matvec, b, x0)
+        y, iterations = method(lambda v: matvec(precondition(v)), r, None, bound, limit)
+        return x + precondition(y), iterations
+
+    return solve
 
 
 def _start(matvec: OnVector, b: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -125,7 +162,16 @@ def _start(matvec: OnVector, b: Tensor, x0: Tensor | None) -> tuple[Tensor, Tens
     return x0 + torch.zeros_like(b), b - matvec(x0)
 
 
-def cg(matvec: OnVector, b: Tensor, x0: Tensor | None, bound: Tensor, limit: int) -> Tensor:
+def cg(
+    matvec: OnVector,
+    b: Tensor,
+    x0: Tensor | None,
+    bound: Tensor,
+    limit: int,
+    precondition: OnVector | None = None,
+) -> tuple[Tensor, Tensor]:
+    if precondition is not None:
+        return _preconditioned_cg(matvec, b, x0, bound, limit, precondition)
     x, r = _start(matvec, b, x0)
 
     def body(i: Any, carry: Carry) -> Carry:
@@ -139,10 +185,41 @@ def cg(matvec: OnVector, b: Tensor, x0: Tensor | None, bound: Tensor, limit: int
     def goes_on(carry: Carry) -> Tensor:
         return _is_above(carry[3].sqrt(), bound)
 
-    return iterate(goes_on, body, (x, r, r, torch.dot(r, r)), limit)[0]
+    (x, *_), iterations = count_iterations(goes_on, body, (x, r, r, torch.dot(r, r)), limit)
+    return x, iterations
 
 
-def bicgstab(matvec: OnVector, b: Tensor, x0: Tensor | None, bound: Tensor, limit: int) -> Tensor:
+def _preconditioned_cg(
+    matvec: OnVector,
+    b: Tensor,
+    x0: Tensor | None,
+    bound: Tensor,
+    limit: int,
+    precondition: OnVector,
+) -> tuple[Tensor, Tensor]:
+    x, r = _start(matvec, b, x0)
+    z = precondition(r)
+
+    def body(i: Any, carry: Carry) -> Carry:
+        x, r, p, rz, _ = carry
+        ap = matvec(p)
+        alpha = rz / torch.dot(p, ap)
+        x, r = x + alpha * p, r - alpha * ap
+        z = precondition(r)
+        new = torch.dot(r, z)
+        return x, r, z + _ratio(new, rz) * p, new, torch.dot(r, r)
+
+    def goes_on(carry: Carry) -> Tensor:
+        return _is_above(carry[4].sqrt(), bound)
+
+    start = (x, r, z, torch.dot(r, z), torch.dot(r, r))
+    (x, *_), iterations = count_iterations(goes_on, body, start, limit)
+    return x, iterations
+
+
+def bicgstab(
+    matvec: OnVector, b: Tensor, x0: Tensor | None, bound: Tensor, limit: int
+) -> tuple[Tensor, Tensor]:
     x, r = _start(matvec, b, x0)
     shadow = r
 
@@ -165,7 +242,8 @@ def bicgstab(matvec: OnVector, b: Tensor, x0: Tensor | None, bound: Tensor, limi
         return _is_above(carry[4].sqrt(), bound)
 
     rho = torch.dot(r, r)
-    return iterate(goes_on, body, (x, r, r, rho, rho), limit)[0]
+    (x, *_), iterations = count_iterations(goes_on, body, (x, r, r, rho, rho), limit)
+    return x, iterations
 
 
 def gmres(
@@ -175,7 +253,7 @@ def gmres(
     bound: Tensor,
     limit: int,
     restart: int = 20,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """The adaptive simpler GMRES of Jiranek and Rozloznik (2010), restarted.
 
     A cycle orthonormalizes A z for directions z, as A Z = Q R with the vectors as rows, and each
@@ -219,16 +297,23 @@ def gmres(
         return _is_above(carry[-1], bound)
 
     def cycle(i: Any, carry: Carry) -> Carry:
-        x, r, residual = carry
+        x, r, residual, total = carry
         C = eye[:count] / residual  # its first row; the others are replaced
         start = (r, r / residual, no_rows, eye[1:, 1:], C, no_rows[:, 0], residual)
-        _, _, Q, R, C, projections, _ = iterate(goes_on, step, start, min(count, limit))
+        last, iterations = count_iterations(goes_on, step, start, min(count, limit))
+        _, _, Q, R, C, projections, _ = last
         y = torch.linalg.solve_triangular(R, projections[:, None], upper=True)[:, 0] @ C
         x = x + y[0] * r + y[1:] @ Q
         r = b - matvec(x)
-        return x, r, norm(r)
+        return x, r, norm(r), total + iterations
 
-    return iterate(goes_on, cycle, (x, r, norm(r)), -(-limit // count))[0]
+    def is_unfinished(carry: Carry) -> Tensor:
+        return _is_above(carry[2], bound)
+
+    last, _ = count_iterations(
+        is_unfinished, cycle, (x, r, norm(r), no_iterations(b)), -(-limit // count)
+    )
+    return last[0], last[3]
 
 
 def _is_above(residual: Tensor, bound: Tensor) -> Tensor:

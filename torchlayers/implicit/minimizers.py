@@ -289,8 +289,8 @@ def _minimum(width: Tensor, f0: Tensor, slope0: Tensor, f1: Tensor, slope1: Tens
 
 def _shifted(products: Tensor, column: Tensor, row: Tensor) -> Tensor:
     """The matrix without its first row and column, with a new last column and row."""
-    kept = torch.cat([products[1:, 1:], row[None, :-1]])
-    return torch.cat([kept, column[:, None]], 1)
+    rest = torch.cat([products[1:, 1:], row[None, :-1]])
+    return torch.cat([rest, column[:, None]], 1)
 
 
 def _select(flag: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> Carry:

@@ -15,8 +15,9 @@ from torchlayers.implicit import krylov, nonlinear
 from torchlayers.implicit.checks import WARNING_SOLVERS
 from torchlayers.implicit.linear_solve import custom_linear_solve
 from torchlayers.implicit.root import custom_fixed_point, custom_root
+from torchlayers.implicit.sparse_solve import spsolve
 
-__all__ = ["bicgstab", "cg", "dense", "fixed_point", "gmres", "newton"]
+__all__ = ["bicgstab", "cg", "dense", "fixed_point", "gmres", "newton", "spsolve"]
 
 
 def cg(

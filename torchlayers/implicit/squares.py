@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers.control_flow.traced.layer_state import is_inside_python_layer
 from torchlayers.implicit.convergence import Carry, magnitude, norm
 from torchlayers.implicit.solution import Outcome, count_iterations
+from torchlayers.implicit.structured import triangle as triangle_of
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.vjp import vjp
 from torchlayers.transforms.vmap import vmap
@@ -40,7 +40,7 @@ def linearize(f: OnVector, x: Tensor, widths: Tensor) -> Model:
     r, matrix = _with_jacobian(f, x)
     n, largest = x.shape[0], magnitude(r)
     columns = _positive(matrix.abs().amax(0)) if r.numel() else torch.ones_like(x)
-    triangle = _triangle(torch.cat([matrix / columns, (r / largest)[:, None]], 1))
+    triangle = triangle_of(torch.cat([matrix / columns, (r / largest)[:, None]], 1))
     if triangle.shape[0] < n:
         rows = triangle.new_zeros((n - triangle.shape[0], n + 1))
         triangle = torch.cat([triangle, rows])
@@ -85,21 +85,12 @@ def _positive(sizes: Tensor) -> Tensor:
     return torch.where(sizes == 0, 1.0, sizes)
 
 
-def _triangle(matrix: Tensor) -> Tensor:
-    """R of the QR decomposition."""
-    if is_inside_python_layer():  # which has a rule for this, but not for what follows
-        R: Tensor = torch.linalg.qr(matrix)[1]
-        return R
-    packed: Tensor = torch.geqrf(matrix)[0]
-    return packed[: matrix.shape[1]].triu()
-
-
 def _damped_step(model: Model, damping: Tensor | float) -> Tensor:
     """Minimizes |R d + c|^2 + |damping * d|^2."""
     n = model.c.shape[0]
     eye = torch.eye(n, n + 1, dtype=model.c.dtype, device=model.c.device)
     top = torch.cat([model.R, model.c[:, None]], 1)
-    triangle = _triangle(torch.cat([top, damping * eye]))
+    triangle = triangle_of(torch.cat([top, damping * eye]))
     top, right = triangle[:n, :n], -triangle[:n, n:]
     step: Tensor = torch.linalg.solve_triangular(top, right, upper=True)[:, 0]
     return step
@@ -218,10 +209,10 @@ def least_squares(
     """Minimizes |f(x)|^2 by steps on linear models of f, until the measure is small."""
     model = linearize(f, x, torch.zeros_like(x))
     state = method.start(x)
-    held = len(state)
+    state_size = len(state)
 
     def body(i: Any, carry: Carry) -> Carry:
-        x, _, _, model, state = _unpack(carry, held)
+        x, _, _, model, state = _unpack(carry, state_size)
         step = method.step(model, state, eps)
         moved = x + step.scaled * (model.length / _positive(model.widths))
         new = linearize(f, moved, model.widths)
@@ -256,9 +247,9 @@ def least_squares(
     return Outcome(last[0], iterations, last[1])
 
 
-def _unpack(carry: Carry, held: int) -> tuple[Tensor, Tensor, Tensor, Model, Carry]:
+def _unpack(carry: Carry, state_size: int) -> tuple[Tensor, Tensor, Tensor, Model, Carry]:
     rest = carry[3:]
-    count = len(rest) - held
+    count = len(rest) - state_size
     return carry[0], carry[1], carry[2], Model(*rest[:count]), rest[count:]
 
 

@@ -351,6 +351,11 @@ def _(x):
     return implicit.find_fixed_point(lambda y: 0.25 * y + x, torch.zeros_like(x)).value
 
 
+@row("linear_solve", lambda x: torch.linalg.solve(torch.diag(x + 2) + MATRIX / 9, x))
+def _(x):
+    return implicit.linear_solve(torch.diag(x + 2) + MATRIX / 9, x, "gmres").value
+
+
 # ---- transforms inside
 
 
