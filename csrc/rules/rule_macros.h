@@ -19,7 +19,10 @@
 // NOTE [What a line reads]: a node saves what its rule reads and nothing else. What that is follows
 // from the names in the line: x, y, c[1], c.result(1), or c as a whole, which means all arguments
 // and no result. Names are read, and not what an evaluation reads, because lines decide: by a
-// dtype, by what is None. A node has to save what any branch reads.
+// dtype, by what is None. A node has to save what any branch reads. An evaluation on symbolic
+// values (below) has neither dtypes nor sizes to decide by: it would stop at such a line, and
+// everything would have to be saved for it. A line that reads what it does not name gets an
+// undefined tensor.
 //
 // A line is evaluated on tensors, on plain numbers (NOTE [One pass]) and on values of a graph (NOTE
 // [Symbolic values]).

@@ -30,6 +30,7 @@ from benchmarks import (
     sparse_jacobians,
     taylor,
     timing,
+    two_checkouts,
     writes,
 )
 from benchmarks.chains import FUNC, OURS, RAW
@@ -63,6 +64,18 @@ def row(size="one number", **medians):
     names = {"theirs": FUNC, "ours": OURS, "jit": JIT}
     timings = {names[name]: Timing(median, 0.0) for name, median in medians.items()}
     return tables.Row(doubling(size=size), 0.67, Ready(), timings)
+
+
+def test_two_checkouts_measures_each_work(monkeypatch, capsys):
+    monkeypatch.setattr(two_checkouts, "works", lambda: {"nothing": lambda: None})
+    monkeypatch.setattr("sys.stdin", ["\n"])
+    monkeypatch.setattr(two_checkouts, "SECONDS", 0)
+    threads = torch.get_num_threads()
+    two_checkouts.serve()
+    torch.set_num_threads(threads)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == printed[-1] == two_checkouts.DONE
+    assert printed[1].startswith("nothing\t")
 
 
 @pytest.mark.parametrize("workload", small(), ids=str)

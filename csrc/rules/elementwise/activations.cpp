@@ -175,10 +175,10 @@ Tensor gelu_tangent(const Tensor& t, const Operands& call) {
 Tensor gelu_curvature(const Tensor& t, const Operands& call) {
   const Tensor& g = call[0];
   const Tensor& x = call[1];
-  if (call.arg(2).toStringView() == "none") {
-    return g * t * (2 - x * x) * (x * x * -0.5).exp() * kNormalDensity;
-  }
   const Tensor square = x * x;
+  if (call.arg(2).toStringView() == "none") {
+    return g * t * kNormalDensity * (2 - square) * (square * -0.5).exp();
+  }
   const Tensor h = (kGeluScale * x * (1 + kGeluCubic * square)).tanh();
   const Tensor slope = kGeluScale * (1 + 3 * kGeluCubic * square);
   const Tensor bend = 6 * kGeluScale * kGeluCubic * x;

@@ -51,10 +51,11 @@ def test_rules_by_hand_are_those_of_the_terms(op, is_complex):
 BY_BACKWARD = [A.gelu, A.hardswish, A.logit, A.mish, A.silu, A.softplus]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # in the first by oneDNN
 @pytest.mark.parametrize("op", BY_BACKWARD, ids=str)
-def test_the_derivative_of_a_backward_operator_is_the_second_one(op):
+def test_the_derivative_of_a_backward_operator_is_the_second_one(op, dtype):
     assert backward_of_argument(op.default) is not None
-    x = torch.rand(3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x = torch.rand(3, 2, dtype=dtype, generator=torch.Generator().manual_seed(1))
     stated = parts_of(ForwardLaplacian, op, x)
     with mock.patch.object(elementwise, "backward_of_argument", return_value=None):
         derived = parts_of(ForwardLaplacian, op, x)

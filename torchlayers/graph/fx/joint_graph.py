@@ -295,7 +295,7 @@ def _swapped(target: Any, args: Any) -> set[int] | None:
     if target is aten.t.default:
         return {0, 1}
     if target is aten.transpose.int:
-        return {dim % value(args[0]).dim() for dim in args[1:]}
+        return {dim % max(value(args[0]).dim(), 1) for dim in args[1:]}
     return None
 
 

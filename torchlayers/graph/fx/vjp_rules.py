@@ -68,7 +68,7 @@ class Rules:
         if call.key not in self._differentiable:
             with self._mode, torch.enable_grad():
                 try:
-                    with call.known_outputs(self._mode):
+                    with call.returning(call.known_results(self._mode)):
                         outputs = pytree.leaves(call.run(call.fresh(self._mode)))
                 except Exception as error:
                     if call.decompose(error):
@@ -112,10 +112,13 @@ class Rules:
         wanted = call.wanted
         counts: list[int] = []
 
-        def vjp_of(primals: list[Any], fake_cotangents: list[Tensor]) -> tuple[list[Any], Any]:
+        def vjp_of(
+            primals: list[Any], fake_cotangents: list[Tensor], results: list[Any]
+        ) -> tuple[list[Any], Any]:
             def func(*chosen: Tensor) -> tuple[list[Tensor], list[Any]]:
                 inputs = {**dict(enumerate(primals)), **dict(zip(wanted, chosen, strict=True))}
-                outputs = pytree.leaves(call.run([*inputs.values()]))
+                with call.returning(results):
+                    outputs = pytree.leaves(call.run([*inputs.values()]))
                 pairs = zip(outputs, cotangents, strict=True)
                 return [output for output, t in pairs if t is not None], outputs
 
@@ -123,29 +126,28 @@ class Rules:
             counts.append(len(outputs))
             return outputs, pull(fake_cotangents)
 
-        known = call.known_outputs(mode)
         has_subgraphs = isinstance(call.node.target, HigherOrderOperator)
-        with mode, known:
-            recorded = trace_operators(
-                vjp_of, primals, fake_cotangents, has_subgraphs=has_subgraphs
-            )
+        inputs = [*primals], fake_cotangents, call.known_results(mode)
+        with mode:
+            recorded = trace_operators(vjp_of, *inputs, has_subgraphs=has_subgraphs)
             if any(operator_schema.writes(node.target) for node in recorded.graph.nodes):
                 without_writes = torch_func.functionalize(fx.Interpreter(recorded).run)
                 recorded = trace_operators(
-                    without_writes, *primals, *fake_cotangents, has_subgraphs=has_subgraphs
+                    without_writes, *pytree.leaves(inputs), has_subgraphs=has_subgraphs
                 )
-            _unify(recorded, known)
         placeholders = [node for node in recorded.graph.nodes if node.op == "placeholder"]
+        known = placeholders[len(primals) + len(fake_cotangents) :]
         leaves = pytree.leaves(_result(recorded.graph))
         gradients: list[Any] = [None] * len(primals)
-        depend = _dependent(recorded.graph, placeholders[len(primals) :])
+        cotangent_inputs = placeholders[len(primals) : len(placeholders) - len(known)]
+        depend = _dependent(recorded.graph, cotangent_inputs)
         for i, gradient in zip(wanted, leaves[counts[0] :], strict=True):
             gradients[i] = gradient if gradient in depend else None  # linear in them: zero
-        outputs = leaves[: counts[0]]
+        outputs = known or leaves[: counts[0]]
         return Rule(
             graph=recorded.graph,
             primals=placeholders[: len(primals)],
-            cotangents=placeholders[len(primals) :],
+            cotangents=cotangent_inputs,
             outputs=outputs,
             gradients=gradients,
             steps=_needed(recorded.graph, gradients, {*outputs, *placeholders}),
@@ -195,14 +197,19 @@ class OperatorCall:
             for node, need in zip(self.inputs, self._needs, strict=True)
         ]
 
-    def known_outputs(self, mode: FakeTensorMode) -> AbstractContextManager[Any]:
-        """Returns a context in which an operator has the data-dependent shapes of its node."""
+    def known_results(self, mode: FakeTensorMode) -> list[Any]:
+        """Returns the node's results, leaf by leaf, of an operator whose shapes depend on data."""
         target = self.node.target
         if not isinstance(target, OpOverload) or torch.Tag.dynamic_output_shape not in target.tags:
+            return []
+        return [fake_copy(leaf, mode) for leaf in pytree.leaves(self.node.meta["val"])]
+
+    def returning(self, results: list[Any]) -> AbstractContextManager[Any]:
+        """Returns a context in which the operator has these results, if there are any."""
+        if not results:
             return nullcontext()
-        return _KnownResultsMode(
-            target, pytree.map_leaves(lambda v: fake_copy(v, mode), self.node.meta["val"])
-        )
+        _, spec = pytree.flatten(self.node.meta["val"])
+        return _KnownResultsMode(self.node.target, pytree.unflatten(results, spec))
 
     def refusal(self, error: Exception) -> GraphError:
         """Returns the error to raise, about the operator itself rather than its decomposition."""
@@ -233,9 +240,9 @@ class OperatorCall:
 
 
 class _KnownResultsMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives an operator the results that its node records, which a tracer treats as constants."""
+    """Gives an operator the results that its node records."""
 
-    def __init__(self, target: OpOverload, results: Any) -> None:
+    def __init__(self, target: Any, results: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.target = target
         self.results = results
@@ -244,18 +251,6 @@ class _KnownResultsMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         return self.results if func is self.target else func(*args, **(kwargs or {}))
-
-
-def _unify(recorded: GraphModule, known: AbstractContextManager[Any]) -> None:
-    """Merges the nodes of each of the given results into one."""
-    first: dict[int, Node] = {}
-    if not isinstance(known, _KnownResultsMode):
-        return
-    for node in recorded.graph.nodes:
-        if node.op == "get_attr":
-            first_node = first.setdefault(id(getattr(recorded, str(node.target))), node)
-            if first_node is not node:
-                node.replace_all_uses_with(first_node)
 
 
 def is_differentiable(value: Any) -> bool:

@@ -6,7 +6,7 @@ from torchlayers.transforms.laplacian.layer import ForwardLaplacian
 
 rule = ForwardLaplacian.rule
 
-rule(aten.glu)(general.decomposed)
+rule(aten.addcmul, aten.glu)(general.decomposed)
 rule(aten.linear)(linear.affine_map)
 rule(*linear.KEEP_ORDER)(linear.keep_order)
 rule(aten.t, aten.transpose.int, aten.permute)(linear.transpose)
@@ -40,6 +40,7 @@ rule(aten.where)(general.first_order)
 rule(aten.detach)(general.constant)
 rule("constant")(general.constant)
 rule("riccati")(elementwise.through_result)
+rule(aten.sigmoid_backward, aten.tanh_backward)(elementwise.times_slope)
 rule("elementwise")(elementwise.elementwise)
 rule("linear")(linear.linear)
 rule("piecewise linear")(general.first_order)

@@ -86,17 +86,13 @@ class OperatorCall:
     @functools.cached_property
     def arguments(self) -> dict[str, Any]:
         """The arguments by name, those left out with their defaults."""
-        schema = schema_of(self.op).arguments
-        defaults = {
-            argument.name: argument.default_value if argument.has_default_value() else None
-            for argument in schema
-        }
-        return defaults | dict(zip(self.names, self.args, strict=False)) | self.kwargs
+        names, defaults = _signature(self.op)
+        return defaults | dict(zip(names, self.args, strict=False)) | self.kwargs
 
-    @functools.cached_property
+    @property
     def names(self) -> list[str]:
         """The names of the operator's arguments."""
-        return [argument.name for argument in schema_of(self.op).arguments]
+        return _signature(self.op)[0]
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -261,6 +257,22 @@ class OperatorCall:
 def has_derivatives(value: Any) -> bool:
     """Whether it is a floating-point or complex tensor."""
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+@functools.cache
+def _signature(op: Any) -> tuple[list[str], dict[str, Any]]:
+    """The names of an operator's arguments, and their defaults; None for those without."""
+    defaults = {
+        argument.name: argument.default_value if argument.has_default_value() else None
+        for argument in schema_of(op).arguments
+    }
+    return [*defaults], defaults
+
+
+@functools.cache
+def keyword_names(op: Any) -> frozenset[str]:
+    """The names of an operator's keyword-only arguments."""
+    return frozenset(a.name for a in schema_of(op).arguments if a.kwarg_only)
 
 
 @functools.cache

@@ -224,7 +224,11 @@ class Call(OperatorCall):
 
     @property
     def tensors(self) -> list[LayerTensor]:
-        return [x for x in pytree.leaves([*self.arguments.values()]) if isinstance(x, LayerTensor)]
+        arguments = self.arguments.values()
+        leaves = [
+            x for arg in arguments for x in (arg if isinstance(arg, (list, tuple)) else [arg])
+        ]
+        return [x for x in leaves if isinstance(x, LayerTensor)]
 
     def sets(self, x: Any) -> IndexSets | None:
         """The sets of an argument, by name or itself; None if it is a constant or no tensor."""

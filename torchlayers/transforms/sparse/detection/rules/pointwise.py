@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from torchlayers.core import operator_schema, pytree
-from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.layers.operator_call import keyword_names
 from torchlayers.transforms.layers.rule_table import facts, terms_of
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, as_one_table, union
 from torchlayers.transforms.sparse.detection.layer import (
@@ -143,12 +143,12 @@ def _zero_slopes(call: Call, name: str) -> Tensor | None:
     # The user's hooks on saved tensors, such as those of a checkpoint, are not for these.
     with torch.enable_grad(), saved_tensors_hooks(_same, _same):
         values[name] = x = value.expand(call.shape).clone().requires_grad_()
-        keywords = {a.name for a in schema_of(call.op).arguments if a.kwarg_only}
+        keywords = keyword_names(call.op)
         args = [value for parameter, value in values.items() if parameter not in keywords]
         try:
             y = call.op(
                 *args,
-                **{parameter: values[parameter] for parameter in values if parameter in keywords},
+                **{name: value for name, value in values.items() if name in keywords},
             )
             y = y if isinstance(y, Tensor) else y[0]
             if not y.requires_grad or not y.is_floating_point():

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from torchlayers.core import operator_schema
-from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.layers.operator_call import keyword_names
 from torchlayers.transforms.sparse.detection.index_sets import (
     IndexSets,
     as_one_table,
@@ -55,7 +55,7 @@ def values_moved(call: Call, replaced: dict[str, IndexSets | None] | None = None
             return [ids.get((name, i), leaf) for i, leaf in enumerate(x)]
         return ids.get((name, 0), x)
 
-    keywords = {a.name for a in schema_of(call.op).arguments if a.kwarg_only}
+    keywords = keyword_names(call.op)
     args = [ids_of(name, x) for name, x in call.arguments.items() if name not in keywords]
     kwargs = {name: ids_of(name, call[name]) for name in keywords if name not in _OF_VALUES}
     moved = call.op(*args, **kwargs)
