@@ -30,8 +30,9 @@ def at(x: Tensor) -> At:
 
     ``at(x)[index].get(mode=...)`` returns the elements; ``set``, ``add``, ``subtract``,
     ``multiply``, ``divide``, ``min`` and ``max(values, mode=...)`` return a tensor like x in which
-    they are replaced by values, or combined with them; an element that the index names several times is combined with each. x stays
-    as it is. All are differentiable by x and by the values, and batched.
+    they are replaced by values, or combined with them; an element that the index names several
+    times is combined with each. x stays as it is. All are differentiable by x and by the values,
+    and batched.
 
     Plain ``x[index]`` and ``x.index_put`` raise an error for an index out of bounds, on
     accelerators one that ends the process.
