@@ -77,3 +77,30 @@ def test_a_captured_tensor_that_is_no_operand_is_refused():
 
     with pytest.raises(tl.errors.FunctionError, match="uses a captured tensor of an enclosing"):
         tl.grad(output)(FACTOR)
+
+
+def test_a_batched_backward_may_set_a_field_beside_a_constant():
+    factor = torch.nn.Parameter(FACTOR)
+
+    class Scaled(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x, operand):
+            return x * operand
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx, g):
+            x, operand = ctx.saved_tensors
+            ctx.product = g * operand
+            return ctx.product, g * x
+
+    xs = torch.ones(2)
+    gradient = tl.grad(lambda xs: tl.vmap(lambda x: Scaled.apply(x, factor))(xs).sum())
+    assert torch.equal(gradient(xs), torch.full((2,), 3.0))
+    hessian = tl.jacrev(tl.grad(lambda xs: tl.vmap(lambda x: Scaled.apply(x, factor))(xs).prod()))
+    assert torch.equal(hessian(xs), 9 * (1 - torch.eye(2)))
