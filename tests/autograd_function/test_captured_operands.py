@@ -6,8 +6,11 @@ import torch
 import torchlayers as tl
 
 
-def scaled_by(factor):
-    """A Function whose methods use a tensor of the closure, and differentiate it by an operand."""
+def scaled_by(factor, is_detached=False):
+    """A Function whose methods use a tensor of the closure, and differentiate it by an operand.
+
+    With is_detached its backward differentiates by a copy of x, as ODE solvers do.
+    """
 
     class Scaled(torch.autograd.Function):
         @staticmethod
@@ -19,7 +22,7 @@ def scaled_by(factor):
         def backward(ctx, g):
             x, operand = ctx.saved_tensors
             with torch.enable_grad():
-                x = x.detach().requires_grad_()
+                x = x.detach().requires_grad_() if is_detached else x
                 output = x * factor.square()
                 return torch.autograd.grad(output, (x, operand), g, allow_unused=True)
 
@@ -31,8 +34,8 @@ X, FACTOR = torch.tensor(2.0), torch.tensor(3.0)
 
 def test_a_parameter_is_a_constant_of_the_layer():
     factor = torch.nn.Parameter(FACTOR)
-    scaled = scaled_by(factor)
-    assert tl.grad(lambda x: scaled.apply(x, factor))(X) == 9
+    assert tl.grad(lambda x: scaled_by(factor).apply(x, factor))(X) == 9
+    scaled = scaled_by(factor, is_detached=True)
     gradients = tl.vmap(tl.grad(lambda x: tl.sequential_vmap(lambda x: scaled.apply(x, factor))(x)))
     assert torch.equal(gradients(torch.ones(2)), torch.full((2,), 9.0))
 
@@ -77,3 +80,30 @@ def test_a_captured_tensor_that_is_no_operand_is_refused():
 
     with pytest.raises(tl.errors.FunctionError, match="uses a captured tensor of an enclosing"):
         tl.grad(output)(FACTOR)
+
+
+def test_a_batched_backward_may_set_a_field_beside_a_constant():
+    factor = torch.nn.Parameter(FACTOR)
+
+    class Scaled(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x, operand):
+            return x * operand
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx, g):
+            x, operand = ctx.saved_tensors
+            ctx.product = g * operand
+            return ctx.product, g * x
+
+    xs = torch.ones(2)
+    gradient = tl.grad(lambda xs: tl.vmap(lambda x: Scaled.apply(x, factor))(xs).sum())
+    assert torch.equal(gradient(xs), torch.full((2,), 3.0))
+    hessian = tl.jacrev(tl.grad(lambda xs: tl.vmap(lambda x: Scaled.apply(x, factor))(xs).prod()))
+    assert torch.equal(hessian(xs), 9 * (1 - torch.eye(2)))

@@ -56,7 +56,9 @@ def references(mode, name, values):
     combine = {
         "set": lambda old, new: new,
         "add": lambda old, new: old + new,
+        "subtract": lambda old, new: old - new,
         "multiply": lambda old, new: old * new,
+        "divide": lambda old, new: old / new,
         "min": min,
         "max": max,
     }
@@ -73,7 +75,7 @@ def references(mode, name, values):
 
 
 @pytest.mark.parametrize("mode", ["drop", "clip"])
-@pytest.mark.parametrize("name", ["set", "add", "multiply", "min", "max"])
+@pytest.mark.parametrize("name", ["set", "add", "subtract", "multiply", "divide", "min", "max"])
 def test_writes_out_of_bounds(name, mode):
     values = torch.tensor(7.0, dtype=F64) if name == "set" else torch.linspace(-9, 30, 15).double()
     values = values.expand(15).view(3, 5)

@@ -164,7 +164,7 @@ def _fields(one_sample: SampleContext) -> dict[str, Any]:
 def set_own_field(ctx: Any, name: str, value: Any) -> None:
     """Sets an internal field on the innermost ctx, inside the wrappers that forward to it."""
     while True:
-        if isinstance(ctx, UnmarkedDirtyContext):
+        if isinstance(ctx, (UnmarkedDirtyContext, ConstantsContext)):
             ctx = ctx._torchlayers_ctx
         elif _is_wrapped(ctx):
             ctx = ctx._pt_inner_ctx

@@ -9,6 +9,7 @@ from torchlayers.compiler.jacobian.mode_costs import JacobianCosts
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.annotations import P, R_co
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
+from torchlayers.core.html_table import html_lines
 from torchlayers.core.layer_stack import transformed
 
 Mode: TypeAlias = Literal["auto", "forward", "reverse", "sparse"]
@@ -31,11 +32,17 @@ class JacobianReport(NamedTuple):
     api: str = "jacobian"
 
     def __repr__(self) -> str:
+        return "\n".join([self._title(), *map(repr, self.signatures)])
+
+    def _repr_html_(self) -> str:
+        parts = [signature._repr_html_() for signature in self.signatures]
+        return html_lines([self._title()]) + "".join(parts)
+
+    def _title(self) -> str:
         if self.mode != "auto":
             return f"{self.api} of {self.name}: mode={self.mode!r}, as passed"
         count = len(self.signatures)
-        title = f"{self.api} of {self.name}: {count} signature{'' if count == 1 else 's'}"
-        return "\n".join([title, *map(repr, self.signatures)])
+        return f"{self.api} of {self.name}: {count} signature{'' if count == 1 else 's'}"
 
 
 class JacobianFunction(Protocol[P, R_co]):

@@ -16,6 +16,7 @@ from torchlayers.compiler.jacobian.differentiated import DifferentiatedFunction
 from torchlayers.core import pytree
 from torchlayers.core.device import CPU, device_rates, free_memory
 from torchlayers.core.errors import message_of
+from torchlayers.core.html_table import html_lines, html_table
 from torchlayers.core.tensors.shape_dtype import ShapeDtypeStruct, fake_tensors
 from torchlayers.core.text_table import aligned
 from torchlayers.core.torch_private import dispatch_modes
@@ -78,9 +79,20 @@ class JacobianCosts(NamedTuple):
     why: str
 
     def __repr__(self) -> str:
+        table = self._table()
+        lines = [self._title(), *(aligned(table, range(1, 7)) if len(table) > 1 else [])]
+        return "\n  ".join([*lines, *self._refusals()])
+
+    def _repr_html_(self) -> str:
+        table = html_table(self._table(), right=range(1, 7))
+        return html_lines([self._title()]) + table + html_lines(self._refusals())
+
+    def _title(self) -> str:
         height, width = self.shape
         size = f"{'?' if height < 0 else height} x {width}"
-        title = f"({self.arguments}) -> {size}: {self.mode}, {self.why}"
+        return f"({self.arguments}) -> {size}: {self.mode}, {self.why}"
+
+    def _table(self) -> list[tuple[str, ...]]:
         header = ("", "products", "operators", "flops", "bytes", "peak bytes", "estimate")
         counted = [
             (
@@ -91,9 +103,10 @@ class JacobianCosts(NamedTuple):
             for mode in self.modes
             if not mode.refusal
         ]
-        lines = aligned([header, *counted], range(1, 7)) if counted else []
-        lines += [f"{mode.mode}: {mode.refusal}" for mode in self.modes if mode.refusal]
-        return "\n  ".join([title, *lines])
+        return [header, *counted]
+
+    def _refusals(self) -> list[str]:
+        return [f"{mode.mode}: {mode.refusal}" for mode in self.modes if mode.refusal]
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from torchlayers.core.errors import TransformError
+from torchlayers.core.html_table import html_lines, html_table
 
 
 class SignatureReport(NamedTuple):
@@ -36,7 +37,7 @@ class SignatureReport(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The result of :meth:`Compiled.report`; it prints as a table."""
+    """The result of :meth:`Compiled.report`; it prints, and notebooks show it, as a table."""
 
     name: str
     signatures: tuple[SignatureReport, ...]
@@ -94,6 +95,25 @@ class Report(NamedTuple):
         if self.as_it_is:
             lines.append(f"  other calls run uncompiled: {self.as_it_is}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [("", "arguments", "runs by", "operators", "seconds", "calls", "new because")]
+        rows += [
+            (
+                str(i),
+                entry.arguments,
+                entry.how,
+                str(entry.operators),
+                f"{entry.seconds:.2f}",
+                str(entry.calls),
+                entry.why,
+            )
+            for i, entry in enumerate(self.signatures)
+        ]
+        lines = [self.name]
+        if self.as_it_is:
+            lines.append(f"other calls run uncompiled: {self.as_it_is}")
+        return html_lines(lines) + html_table(rows, right=(3, 4, 5))
 
 
 _SHOWN = 8

@@ -28,10 +28,11 @@ class At:
 def at(x: Tensor) -> At:
     """Reads and writes elements of a tensor, with a mode for indices that are out of bounds.
 
-    ``at(x)[index].get(mode=...)`` returns the elements; ``set``, ``add``, ``multiply``, ``min`` and
-    ``max(values, mode=...)`` return a tensor like x in which they are replaced by values, or
-    combined with them; an element that the index names several times is combined with each. x stays
-    as it is. All are differentiable by x and by the values, and batched.
+    ``at(x)[index].get(mode=...)`` returns the elements; ``set``, ``add``, ``subtract``,
+    ``multiply``, ``divide``, ``min`` and ``max(values, mode=...)`` return a tensor like x in which
+    they are replaced by values, or combined with them; an element that the index names several
+    times is combined with each. x stays as it is. All are differentiable by x and by the values,
+    and batched.
 
     Plain ``x[index]`` and ``x.index_put`` raise an error for an index out of bounds, on
     accelerators one that ends the process.
@@ -90,6 +91,15 @@ class Elements:
     def multiply(self, values: Any, *, mode: Write) -> Tensor:
         """The tensor, with the elements multiplied by values."""
         return self._reduce(values, mode, "prod")
+
+    def subtract(self, values: Any, *, mode: Write) -> Tensor:
+        """The tensor, with values subtracted from the elements."""
+        return self.add(-torch.as_tensor(values).to(self._tensor), mode=mode)
+
+    def divide(self, values: Any, *, mode: Write) -> Tensor:
+        """The tensor, with the elements divided by values; of integers a floating-point tensor."""
+        ones = torch.ones_like(torch.true_divide(self._tensor, 1))
+        return self._tensor / Elements(ones, self._index).multiply(values, mode=mode)
 
     def min(self, values: Any, *, mode: Write) -> Tensor:
         """The tensor, with the smaller of each element and its values."""

@@ -17,10 +17,14 @@ DATA = "/*DATA*/null"
 def write(
     outermost: list[TracedCall], dropped: int, summary: Summary, path: str | os.PathLike[str]
 ) -> None:
-    page = resources.files("torchlayers.core.trace").joinpath("page.html").read_text("utf-8")
+    Path(path).write_text(page(outermost, dropped, summary), "utf-8")
+
+
+def page(outermost: list[TracedCall], dropped: int, summary: Summary) -> str:
+    template = resources.files("torchlayers.core.trace").joinpath("page.html").read_text("utf-8")
     data = json.dumps(_data(outermost, dropped, summary))
     data = data.replace("<", "\\u003c")  # a name may hold "</script>"
-    Path(path).write_text(page.replace(DATA, data), "utf-8")
+    return template.replace(DATA, data)
 
 
 def _data(outermost: list[TracedCall], dropped: int, summary: Summary) -> dict[str, Any]:

@@ -9,20 +9,22 @@ from typing import Any, overload
 from torchlayers import _C
 from torchlayers.core.annotations import P, R
 from torchlayers.core.function_checks import check_function
+from torchlayers.core.html_table import html_frame, html_lines
 from torchlayers.core.layer_stack import transformed
 from torchlayers.core.trace import chrome, html, summary, tree
 from torchlayers.core.trace.calls import TracedCall, calls_of, walk
 
 LIMIT = 100_000
+MOST_CALLS_OF_NOTEBOOK = 5_000
 
 
 class Trace:
     """What was called between entering and leaving it; see :func:`torchlayers.trace`.
 
-    ``print`` shows it as a tree. ``calls`` are the outermost calls, each with the calls that it
-    made as ``children``; iterating goes over all of them. ``dropped`` is how many calls at the
-    beginning were left out because of the limit; ``seconds`` how long the block took; ``result``
-    what the function returned if a function was traced.
+    ``print`` shows it as a tree, a notebook as the page of ``to_html``. ``calls`` are the outermost
+    calls, each with the calls that it made as ``children``; iterating goes over all of them.
+    ``dropped`` is how many calls at the beginning were left out because of the limit; ``seconds``
+    how long the block took; ``result`` what the function returned if a function was traced.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -63,6 +65,13 @@ class Trace:
 
     def __str__(self) -> str:
         return self.tree()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page of to_html, or of a long trace the summary."""
+        if len(self) <= MOST_CALLS_OF_NOTEBOOK:
+            return html_frame(html.page(self.calls, self.dropped, self.summary()), height=480)
+        line = f"{len(self):,} calls; to_html(path) writes the page with all of them."
+        return html_lines([line]) + self.summary()._repr_html_()
 
     def tree(self, *, times: bool = False, lines: bool = True) -> str:
         """The calls as an indented tree, a line each.

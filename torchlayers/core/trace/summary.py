@@ -4,10 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torchlayers.core.html_table import html_lines, html_table
 from torchlayers.core.text_table import aligned
 from torchlayers.core.trace.calls import TracedCall, walk
 
 ROWS_PRINTED = 25
+_NUMBERS = (2, 3, 4)  # columns of the table
 
 
 class SummaryRow(NamedTuple):
@@ -80,6 +82,12 @@ class Summary:
         return cls(seconds, kernels / 1e9, layers / 1e9, python / 1e9, rows, loops)
 
     def __str__(self) -> str:
+        return "\n".join([*self._lines(), "", *aligned(self._table(), right=_NUMBERS)])
+
+    def _repr_html_(self) -> str:
+        return html_lines(self._lines()) + html_table(self._table(), right=_NUMBERS)
+
+    def _lines(self) -> list[str]:
         shares = ", ".join(
             f"{name} {self._share(spent)}"
             for name, spent in (
@@ -94,6 +102,9 @@ class Summary:
             f"{loop.calls} calls, {loop.seconds * 1e3:.2f} ms, {self._share(loop.seconds)}"
             for loop in self.loops
         ]
+        return [head, *loops]
+
+    def _table(self) -> list[tuple[str, ...]]:
         table: list[tuple[str, ...]] = [("operator", "at", "calls", "own ms", "below ms", "notes")]
         for row in self.rows[:ROWS_PRINTED]:
             table.append(
@@ -108,7 +119,7 @@ class Summary:
             )
         if len(self.rows) > ROWS_PRINTED:
             table.append((f"and {len(self.rows) - ROWS_PRINTED} more", "", "", "", "", ""))
-        return "\n".join([head, *loops, "", *aligned(table, right=(2, 3, 4))])
+        return table
 
     @property
     def _outside(self) -> float:

@@ -1,4 +1,4 @@
-"""Jacobians and Hessians: jacrev, jacfwd and hessian.
+"""Jacobians: jacrev and jacfwd; hessian, which is built of them, is in compiler/jacobian.
 
 A Jacobian is a vjp for every element of the output (jacrev) or a jvp for every element of
 the input (jacfwd), all of them at once under vmap. The cotangents, or tangents, are the rows
