@@ -19,7 +19,7 @@ _MAX_NORM = "with max_norm it writes to its weight, an argument, through a detac
 # Operators that fail on some samples, each with the reason and the error.
 EXCEPTIONS: dict[str, tuple[str, str]] = {
     "as_strided_scatter": (
-        "a part without dimensions is overwritten: eager has 1 in the place of its gradient of zero",
+        "a part without dimensions is overwritten: eager has 1 where its gradient is zero",
         "Tensor-likes are not close",
     ),
     "combinations": (

@@ -234,8 +234,10 @@ def through_result(layer: ForwardLaplacian, op: Any, x: LayerTensor) -> Any:
 
 
 def times_slope(layer: ForwardLaplacian, op: Any, g: LayerTensor, y: LayerTensor) -> Any:
-    """The operator that such a rule calls: g (a + b y + c y^2). With this rule by hand a Laplacian's
-    Laplacian takes 0.9 of the time."""
+    """The operator that such a rule calls: g (a + b y + c y^2).
+
+    With this rule by hand a Laplacian's Laplacian takes 0.9 of the time.
+    """
     if y.is_complex():
         return elementwise(layer, op, g, y)
     differentiated = getattr(aten, op.overloadpacket.__name__.removesuffix("_backward")).default
