@@ -89,7 +89,7 @@ NESTS = {
 }
 # Captured often, or uncompiled in the end, after a warning: see docs/compile.md.
 WARNED = {"text_log", "replay_buffer", "nested_functions_with_state"}
-WARNED |= {"array_read", "bytearray_state"}
+WARNED |= {"array_read", "bytearray_state", "array_state", "context_variable"}
 WARNED |= {"plateau_step", "scaled_step", "lbfgs_step"}
 
 

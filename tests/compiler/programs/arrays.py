@@ -1,5 +1,7 @@
 """Programs whose state is in arrays, behind weak references, or in numbers that are converted."""
 
+import array
+import contextvars
 import math
 import random
 import types
@@ -75,6 +77,27 @@ def bytearray_state():
         return x * ba[0]
 
     return f, lambda: bytes(ba)
+
+
+def array_state():
+    counts = array.array("d", [0.0])
+
+    def f(x):
+        counts[0] += 1
+        return x * counts[0]
+
+    return f, lambda: [*counts]
+
+
+def context_variable():
+    step = contextvars.ContextVar("step", default=0)
+    step.set(0)
+
+    def f(x):
+        step.set(step.get() + 1)
+        return x * step.get()
+
+    return f, lambda: step.get()
 
 
 def counter_float_cast():

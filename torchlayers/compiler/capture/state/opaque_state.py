@@ -1,5 +1,7 @@
 """State of objects that keep it in no attribute: iterators, generators, NumPy arrays, files."""
 
+import array
+import contextvars
 import functools
 import gc
 import io
@@ -50,6 +52,16 @@ def state_of(thing: Any, name: str) -> OpaqueState | None:
         return OpaqueState(
             name, lambda: bytes(thing), functools.partial(thing.__setitem__, slice(None))
         )
+    if isinstance(thing, array.array) and len(thing) <= _MANY:
+        return OpaqueState(
+            name,
+            thing.tobytes,
+            lambda values: operator.setitem(
+                thing, slice(None), array.array(thing.typecode, values)
+            ),
+        )
+    if isinstance(thing, contextvars.ContextVar) and isinstance(thing.get(None), _PLAIN):
+        return OpaqueState(name, lambda: thing.get(None), thing.set)
     if kind.__module__.startswith("numpy"):
         return _of_numpy(thing, name)
     return None
