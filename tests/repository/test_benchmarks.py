@@ -27,6 +27,7 @@ from benchmarks import (
     pinn_training,
     python_layers,
     scaling,
+    solvers,
     sparse_jacobians,
     taylor,
     timing,
@@ -350,6 +351,12 @@ def test_solutions_of_the_implicit_benchmarks_solve_their_equations():
     w = ours(data, target, penalty)
     gradient = data.mT @ (data @ w - target) / 10 + penalty.exp() * w
     torch.testing.assert_close(gradient, torch.zeros(4), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", solvers.PROBLEMS)
+def test_solvers_of_the_benchmark_find_what_they_are_compared_with(name):
+    ours, _, exact, arguments = solvers.PROBLEMS[name][0](4)
+    assert solvers.error_of(ours(*arguments), exact) < 1e-3
 
 
 def test_memory_of_implicit_derivatives_is_compared(monkeypatch):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers.implicit.convergence import Carry, magnitude, norm
+from torchlayers.implicit.convergence import Carry, norm
 from torchlayers.implicit.solution import Outcome, count_iterations
 from torchlayers.implicit.structured import triangle as triangle_of
 from torchlayers.transforms.jvp import jvp
@@ -38,17 +38,15 @@ class Model(NamedTuple):
 
 def linearize(f: OnVector, x: Tensor, widths: Tensor) -> Model:
     r, matrix = _with_jacobian(f, x)
-    n, largest = x.shape[0], magnitude(r)
+    n, length = x.shape[0], norm(r)
     columns = _positive(matrix.abs().amax(0)) if r.numel() else torch.ones_like(x)
-    triangle = triangle_of(torch.cat([matrix / columns, (r / largest)[:, None]], 1))
+    triangle = triangle_of(torch.cat([matrix / columns, (r / _positive(length))[:, None]], 1))
     if triangle.shape[0] < n:
         rows = triangle.new_zeros((n - triangle.shape[0], n + 1))
         triangle = torch.cat([triangle, rows])
-    R, c, length = triangle[:n, :n], triangle[:n, n], norm(r)
+    R, c = triangle[:n, :n], triangle[:n, n]
     widths = torch.maximum(widths, columns * torch.linalg.vector_norm(R, dim=0))
-    return Model(
-        R * (columns / _positive(widths)), c * (largest / _positive(length)), length, widths
-    )
+    return Model(R * (columns / _positive(widths)), c, length, widths)
 
 
 def _with_jacobian(f: OnVector, x: Tensor) -> tuple[Tensor, Tensor]:
