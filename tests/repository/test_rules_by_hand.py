@@ -15,7 +15,7 @@ from torchlayers.transforms.sparse.detection import rules as sparse_rules  # noq
 from torchlayers.transforms.sparse.detection.layer import Sparsity
 
 LAYERS = {"jet": Jet, "laplacian": ForwardLaplacian, "sparse": Sparsity}
-LIMIT = 250
+LIMIT = 227
 
 
 def keys_of(layer: str) -> list[str]:

@@ -53,12 +53,12 @@ MUTANTS = (
         "tests/transforms/laplacian/test_laplacian.py -k weights",
     ),
     Mutant(
-        "pattern_of_cross_product",
-        "torchlayers/transforms/sparse/detection/rules/structural.py",
-        "parts += [IndexSets(sets.ids.roll(k, dim), sets.table) for k in (1, 2)]",
-        "parts += [IndexSets(sets.ids.roll(k, dim), sets.table) for k in (1,)]",
-        "the pattern of a cross product lacks entries",
-        "tests/transforms/sparse/test_detection.py -k 'pattern_of'",
+        "pattern_of_varying_indices",
+        "torchlayers/transforms/sparse/detection/layer.py",
+        "varying = operands + [i for i in parts if not (self.is_local or i in operands)]",
+        "varying = operands",
+        "an index that depends on the inputs is taken for a constant in a custom operator's vjp",
+        "tests/transforms/sparse/test_detection.py -k indices_that_vary",
     ),
     Mutant(
         "pattern_of_adaptive_pool",
