@@ -13,6 +13,8 @@ from tests.compiler.exported.transforms import NAMES, exported
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+
 CASES = [(name, sizes) for name in NAMES for sizes in SIZES if cells.has_case(name, sizes)]
 
 

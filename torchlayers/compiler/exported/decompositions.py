@@ -27,9 +27,21 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {**table, **_CORE}
 
 
-def keyed_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Returns decompositions of operators that only torchlayers has, for native code."""
-    return {**_CORE, _keyed.random_normal.default: _keyed.random_normal_of_tensors}
+def native_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Returns decompositions of operators that AOTInductor lacks, or gets wrong."""
+    return {
+        **_CORE,
+        _keyed.random_normal.default: _keyed.random_normal_of_tensors,
+        aten.convolution.default: _of_dynamic_groups(convolution, place=8),
+        aten.convolution_backward.default: _of_dynamic_groups(convolution_backward, place=9),
+    }
+
+
+def _of_dynamic_groups(function: Callable[..., Any], place: int) -> Callable[..., Any]:
+    def decomposed(*args: Any) -> Any:
+        return function(*args) if isinstance(args[place], torch.SymInt) else NotImplemented
+
+    return decomposed
 
 
 def onnx_decompositions() -> dict[Any, Callable[..., Any]]:

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.signature import TensorMetadata
 from torchlayers.compiler.capture.state.python_writes import PythonWrites
-from torchlayers.compiler.exported.decompositions import decompositions, keyed_decompositions
+from torchlayers.compiler.exported.decompositions import decompositions, native_decompositions
 from torchlayers.compiler.exported.dynamic_dims import DimsOfTensor
 from torchlayers.compiler.exported.signature import FunctionSignature, example_of
 from torchlayers.compiler.exported.symbolic_sizes import compute_sizes
@@ -104,8 +104,8 @@ def exported_program(
         if decompose:
             program = program.run_decompositions(decompositions())
             rename_outputs(program, signature.output_names)
-        elif any(getattr(n.target, "namespace", "") == "torchlayers" for n in program.graph.nodes):
-            program = program.run_decompositions(keyed_decompositions())
+        elif any(map(_needs_decomposition, program.graph.nodes)):
+            program = program.run_decompositions(native_decompositions())
     return program
 
 
@@ -140,6 +140,16 @@ def _copy_leaf(leaf: Any) -> Any:
 
 def _leaf_spec() -> Any:
     return pytree.flatten(0)[1]
+
+
+def _needs_decomposition(node: Node) -> bool:
+    return getattr(node.target, "namespace", "") == "torchlayers" or any(
+        isinstance(arg, Node) and isinstance(value(arg), torch.SymInt)
+        for arg in (node.args if node.target in _CONVOLUTIONS else ())
+    )
+
+
+_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
 def rename_outputs(program: ExportedProgram, names: Sequence[str]) -> None:
