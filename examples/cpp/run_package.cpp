@@ -1,4 +1,5 @@
-// Runs a package of ExportedFunction.to_aot on tensors in a file, and writes its results to another:
+// Runs a package of ExportedFunction.to_aot on tensors in a file, and writes its results to
+// another:
 //   run_package f.pt2 inputs.pt outputs.pt
 // The files are those of torch.save and torch.load, inputs a list and results a tuple of tensors.
 #include <ATen/Functions.h>

@@ -34,7 +34,8 @@ int main(int count, char** arguments) {
   }
   at::set_num_threads(1);
   const c10::InferenceMode mode;
-  torch::inductor::AOTIModelPackageLoader package(arguments[2], "model", /*run_single_threaded=*/true);
+  torch::inductor::AOTIModelPackageLoader package(
+      arguments[2], "model", /*run_single_threaded=*/true);
   std::vector<at::Tensor> inputs;
   for (int i = 3; i < count; ++i) {
     inputs.push_back(ramp(arguments[i]));

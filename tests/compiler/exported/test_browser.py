@@ -58,7 +58,7 @@ def test_numbers_follow_the_mouse_as_in_python(page):
     assert messages == []
     assert len(picture) > 2000
     for shown in points:
-        expected = at_point(network)(torch.tensor([shown["x"], shown["y"]]))
+        expected = at_point(network)(torch.tensor([shown["x"], shown["y"]], dtype=torch.float32))
         for name in ("value", "slope", "curvature"):
-            got = torch.tensor(shown[name]).reshape(expected[name].shape)
+            got = torch.tensor(shown[name], dtype=torch.float32).reshape(expected[name].shape)
             torch.testing.assert_close(got, expected[name], rtol=1e-4, atol=1e-5)
