@@ -157,7 +157,7 @@ $(VENV)/peers: $(VENV)/developing
 # The packages that tests/packages runs, and the driver of a browser. torch is named too, so that pip
 # keeps the installed one.
 $(VENV)/packages: $(VENV)/developing
-	$(BIN)/pip install --quiet "$(TORCH)" $$($(BIN)/python -c "$(NAMES)" packages curvature browser)
+	$(BIN)/pip install --quiet "$(TORCH)" $$($(BIN)/python -c "$(NAMES)" packages curvature browser cpp)
 	$(BIN)/pip install --quiet --no-deps $(CURVATURE)
 	touch $@
 

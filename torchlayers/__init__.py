@@ -27,6 +27,7 @@ from torchlayers.autograd_function.custom_derivatives import custom_jvp as custo
 from torchlayers.autograd_function.custom_derivatives import custom_vjp as custom_vjp
 from torchlayers.autograd_function.custom_vmap import custom_vmap as custom_vmap
 from torchlayers.compiler import compile as compile
+from torchlayers.compiler import export as export
 from torchlayers.compiler import load as load
 from torchlayers.compiler import make_graph as make_graph
 from torchlayers.compiler.coverage import coverage as coverage
@@ -143,6 +144,7 @@ __all__ = [
     "ensemble",
     "errors",
     "eval_shape",
+    "export",
     "extend",
     "fori_loop",
     "functional",

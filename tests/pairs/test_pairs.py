@@ -22,8 +22,8 @@ NEITHER = {
     "classes of what is returned": "Coloring Ensemble LayerTensor ShapeDtypeStruct SparsityPattern",
     "for looking at tensors, functions and the stack": "costs coverage current_stack debug_unwrap "
     "inspect is_alive is_batched level make_graph names sparsity trace unwrap",
-    "for modules and trees": "combine load partition rearrange replace_all_batch_norm_modules_ "
-    "stack_module_state",
+    "for modules, trees and files": "combine export load partition rearrange "
+    "replace_all_batch_norm_modules_ stack_module_state",
     "process-wide": "install uninstall",
     "a part of another": "checkpoint_name coloring recomputation",
 }

@@ -43,6 +43,7 @@ PAGES = {
     "docs/compile.md": 40,
     "docs/control-flow.md": 13,
     "docs/custom-functions.md": 3,
+    "docs/deploy.md": 2,
     "docs/custom-operators.md": 5,
     "docs/distributed.md": 1,
     "docs/errors.md": 14,

@@ -18,6 +18,7 @@ OTHERS = {
     "tracing",
     "figures",
     "notebooks",
+    "out_of_python",
     "pictures",
     "ranks",
     "sparse_matrices",

@@ -9,7 +9,8 @@ another process compiles (runtime/background.py, inductor/worker.py). The first 
 Inductor's code are compared with a replay of the same graph (runtime/compare.py), and those of
 either with the unsimplified graph (runtime/verify.py, runtime/replayed_halves.py). A compiled
 module (compiled_module.py) can be used in place of the original. lowered.py exposes a captured
-graph for inspection, with its costs (costs.py), and package.py saves it to a file.
+graph for inspection, with its costs (costs.py), and exported/ writes functions to files that
+other programs run.
 """
 
 import functools
@@ -17,20 +18,24 @@ import functools
 from torchlayers.compiler.api import compile as compile
 from torchlayers.compiler.api import make_graph as make_graph
 from torchlayers.compiler.compiled_function import Compiled as Compiled
-from torchlayers.compiler.loaded_package import Package as Package
+from torchlayers.compiler.exported.api import export as export
+from torchlayers.compiler.exported.exported_function import ExportedFunction as ExportedFunction
+from torchlayers.compiler.exported.load import load as load
+from torchlayers.compiler.exported.loaded_package import Package as Package
 from torchlayers.compiler.lowered import Lowered as Lowered
-from torchlayers.compiler.package import load as load
 from torchlayers.compiler.runtime.report import Report as Report
 from torchlayers.compiler.runtime.report import SignatureReport as SignatureReport
 from torchlayers.transforms.result_preserving import RESULT_PRESERVING
 
 __all__ = [
     "Compiled",
+    "ExportedFunction",
     "Lowered",
     "Package",
     "Report",
     "SignatureReport",
     "compile",
+    "export",
     "load",
     "make_graph",
 ]

@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule
 
-from torchlayers.compiler import package
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.signature import tensor_metadata
 from torchlayers.compiler.costs import Costs, costs
+from torchlayers.compiler.exported.aot_package import check_path
+from torchlayers.compiler.exported.build import exported_for_compiler
 from torchlayers.compiler.passes.entries.captured_constants import simplify_captured
 from torchlayers.core import pytree
 
@@ -78,15 +79,7 @@ class Lowered:
             TransformError: the path does not end in ``.pt2``; a non-tensor argument or result can't
                 be serialized; this machine has no C++ compiler.
         """
-        captured_graph, graph = simplify_captured(self._captured_graph, fuse_small=True)
-        package.save(
-            package.PackageContent(
-                self._name,
-                graph,
-                captured_graph,
-                self._leaves,
-                self._spec,
-            ),
-            os.fspath(path),
-            self._options,
+        check_path(os.fspath(path))
+        exported_for_compiler(self._name, self._captured_graph, self._leaves, self._spec).to_aot(
+            path, options=self._options
         )

@@ -27,7 +27,6 @@ FUNCTIONS: Mapping[str, str] = MappingProxyType(
         "device_put": "x.to(device)",
         "disable_jit": "f.__wrapped__, the function before torchlayers.compile",
         "ensure_compile_time_eval": "nothing: compile knows values that follow from shapes alone",
-        "export": "torchlayers.compile(f).lower(x).save(path), and torchlayers.load(path)",
         "jit": "torchlayers.compile",
         "lax": "torchlayers.cond, scan, while_loop, …: control flow is in the package itself",
         "make_jaxpr": "torchlayers.make_graph",

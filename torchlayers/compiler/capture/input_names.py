@@ -16,11 +16,11 @@ def input_names(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str,
     names = _argument_names(func, len(args))
     identifiers = []
     for name, value in [*zip(names, args, strict=True), *kwargs.items()]:
-        identifiers += [_identifier(name + pytree.keystr(path)) for path, _ in _with_paths(value)]
+        identifiers += [identifier(name + pytree.keystr(path)) for path, _ in with_paths(value)]
     return identifiers
 
 
-def _with_paths(value: Any) -> list[tuple[Any, Any]]:
+def with_paths(value: Any) -> list[tuple[Any, Any]]:
     try:
         return pytree.tree_flatten_with_path(value)[0]
     except ValueError:  # a pytree class registered without key paths
@@ -42,6 +42,6 @@ def _argument_names(func: Callable[..., Any], count: int) -> list[str]:
     return [*names, *(f"arg_{i}" for i in range(len(names), count))]
 
 
-def _identifier(path: str) -> str:
+def identifier(path: str) -> str:
     name = re.sub("[^0-9a-zA-Z]+", "_", path).strip("_") or "arg"
     return f"arg_{name}" if name[0].isdigit() or name in _TAKEN else name

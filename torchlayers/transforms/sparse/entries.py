@@ -134,6 +134,16 @@ class SparseEntries:
     def values(self) -> Tensor:
         return cast(Tensor, self._values)
 
+    def index_tensors(self) -> dict[str, Tensor]:
+        """The positions of the values, by the names of torch's methods of a sparse tensor."""
+        pattern = self._form.pattern
+        if self._form.layout != "csr":
+            return {"indices": _on(self._values, pattern.indices)}
+        with bookkeeping():
+            starts = pattern.row_starts
+        columns = _on(self._values, pattern.cols)
+        return {"crow_indices": _on(self._values, starts), "col_indices": columns}
+
     def to_dense(self) -> Tensor:
         height, width = self._form.pattern.shape
         with bookkeeping():

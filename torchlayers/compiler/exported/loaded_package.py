@@ -95,7 +95,8 @@ class Package:
                 f"got {_kind(leaf)}."
             )
         dtype, device = str(leaf.dtype).removeprefix("torch."), str(leaf.device)
-        if [list(leaf.shape), dtype, device] != [expected[k] for k in ("shape", "dtype", "device")]:
+        shape, strides = _for_sizes(expected, leaf)
+        if [list(leaf.shape), dtype, device] != [shape, expected["dtype"], expected["device"]]:
             raise StructureError(
                 f"torchlayers: {self.name} was saved for a tensor of shape "
                 f"{tuple(expected['shape'])}, dtype {expected['dtype']} on {expected['device']} as "
@@ -114,11 +115,9 @@ class Package:
                 "function."
             )
         is_as_in_memory = not (leaf.is_conj() or leaf.is_neg())
-        if is_as_in_memory and list(leaf.stride()) == expected["stride"]:
+        if is_as_in_memory and list(leaf.stride()) == strides:
             return leaf
-        laid_out = torch.empty_strided(
-            expected["shape"], expected["stride"], dtype=leaf.dtype, device=leaf.device
-        )
+        laid_out = torch.empty_strided(shape, strides, dtype=leaf.dtype, device=leaf.device)
         return laid_out.copy_(leaf)
 
     def _refuse_shared(self, leaves: Sequence[Any]) -> None:
@@ -131,6 +130,23 @@ class Package:
                         f"shares memory with leaf {j}, and a package does not preserve the order "
                         "of reads and writes between them. Pass a clone() of one of them."
                     )
+
+
+def _for_sizes(expected: dict[str, Any], leaf: Tensor) -> tuple[list[int], list[int]]:
+    """The expected shape and strides, where dynamic sizes are those of this tensor.
+
+    Dimensions keep their order in memory, and are contiguous in it.
+    """
+    shape, strides = [*expected["shape"]], [*expected["stride"]]
+    if not expected["dynamic"] or len(leaf.shape) != len(shape):
+        return shape, strides
+    for dim in expected["dynamic"]:
+        shape[dim] = leaf.shape[dim]
+    step = 1
+    for dim in sorted(range(len(shape)), key=lambda dim: (strides[dim], -dim)):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return shape, strides
 
 
 def _is_traced() -> bool:
