@@ -110,9 +110,9 @@ def skipped_while_tracing(function: Callable[P, R], reason: str = "") -> Callabl
     function costs nothing more, and Dynamo is not imported, which takes longer than all other
     imports. With ``fullgraph=True``, Dynamo's error has the reason."""
     skipped = lookup("torch._compile._disable_dynamo", torch.compiler.disable)(function)
-    if reason:  # as torch.compiler.disable(reason=...) marks its functions
-        skipped._torchdynamo_disable = True
-        skipped._torchdynamo_disable_msg = reason
+    if reason:
+        # As torch.compiler.disable(reason=...) marks its functions; without a meaning elsewhere.
+        vars(skipped).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=reason)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
