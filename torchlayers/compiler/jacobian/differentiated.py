@@ -154,15 +154,16 @@ def dense_hessian(
     argnums: Argnums,
 ) -> Callable[..., Any]:
     """The Hessian by forward over reverse mode, with all options of hessian but sparse."""
+    api = "hessian"
     if not are_numbers(argnums):
-        return by_names("hessian", partial(dense_hessian, options, memory_budget), func, argnums)
+        return by_names(api, partial(dense_hessian, options, memory_budget), func, argnums)
     gradient = _gradient(memory_budget, func, argnums)
-    forward_over_reverse = forward_jacobian("hessian", options, False, "error", gradient, argnums)
+    forward_over_reverse = forward_jacobian(api, options, False, "error", gradient, argnums)
 
     def wrapper(*args: Any) -> Any:
         if tracing_state.is_tracing():
-            tracing_state.refuse_strict_export("hessian")
-            options.refuse_while_tracing("hessian", any_chunks=True)
+            tracing_state.refuse_strict_export(api)
+            options.refuse_while_tracing(api, any_chunks=True)
             gradients = torch_func.jacrev(func, argnums)
             torch_hessian = jvp_by_double_vjp.jacfwd(gradients, argnums, False, "error")
             return tracing_state.run_unless_traced(
