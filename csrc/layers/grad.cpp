@@ -17,6 +17,7 @@
 #include "core/skip_autograd.h"
 #include "core/stack.h"
 #include "core/trace/trace.h"
+#include "reverse/pass.h"
 #include "reverse/rule_node.h"
 #include "values/strided_region.h"
 #include "values/wrapper.h"
@@ -237,11 +238,12 @@ void GradLayer::apply_rule(const VjpRule& rule, const Operator& op, Args& args) 
 }
 
 // Only operators that the function itself calls: a derivative, computed by a transform or a
-// Function inside, may be a constant.
+// Function inside, may be a constant. A pass of ours and the engine's run with no layer of that
+// transform entered.
 void GradLayer::note_without_derivative(const Operator& op, const at::Tensor& result) {
   if (without_derivative_ == nullptr && c10::GradMode::is_enabled() && result.defined() &&
       !torch::autograd::isDifferentiableType(result.scalar_type()) && Entry::is_innermost(*this) &&
-      torch::autograd::get_current_graph_task_id() == -1) {
+      number_of_pass() == 0 && torch::autograd::get_current_graph_task_id() == -1) {
     without_derivative_ = &op;
   }
 }

@@ -119,6 +119,17 @@ def test_other_zeros_are_silent(name, transform):
         transform(SILENT[name])(x)
 
 
+def test_a_rule_that_compares_is_silent():
+    """It runs after vjp's layer was left, so that grad's is the innermost."""
+
+    def largest(x):
+        return torch.segment_reduce(x, "max", lengths=torch.tensor([3]))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tl.grad(lambda x: tl.vjp(largest, x)[1](torch.ones(1))[0].sum())(X)
+
+
 def test_a_whole_number_that_is_a_constant_is_silent():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

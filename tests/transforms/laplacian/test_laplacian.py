@@ -427,3 +427,43 @@ def test_twice_of_the_solution_of_a_linear_system(outer):
     found = outer(lambda x: tl.laplacian(solution)(x).sum())(X)
     once = tl.hessian(lambda x: trace_of_hessian(solution)(x).sum())(X)
     close(found, once.trace() if outer is tl.laplacian else once.diagonal())
+
+
+ZEROS = torch.zeros(3, dtype=torch.complex128)
+MASK = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
+OF_ZEROS = {
+    "abs": lambda x: torch.cat([torch.fft.rfft(x), ZEROS]).abs().square().sum(),
+    "abs, masked": lambda x: (torch.complex(x, x) * MASK).abs().pow(3).sum(),
+    "sgn": lambda x: (torch.complex(x, x.sin()) * MASK).sgn().real.sum(),
+    "angle": lambda x: (torch.complex(x, x.sin()) * MASK).angle().sum(),
+    "norm": lambda x: torch.stack([x, x * 0]).norm(dim=1).square().sum(),
+    "norm of pairs": lambda x: (torch.stack([x, x.sin()]) * MASK).norm(dim=0).square().sum(),
+    "norm of order 3": lambda x: torch.stack([x, x * 0]).norm(p=3, dim=1, keepdim=True).sum(),
+    "norm, complex": lambda x: (torch.complex(x, x.sin())[None] * MASK).norm(dim=0).sum(),
+}
+
+
+@pytest.mark.parametrize("name", OF_ZEROS)
+def test_zeros_that_do_not_change_are_constants(name):
+    """Though neither abs of complex numbers nor a norm has a second derivative at zero."""
+    f = OF_ZEROS[name]
+
+    def at(x, w):
+        return tl.laplacian(lambda x: f(w * x))(x)
+
+    def differences(f, x, step):
+        return [(f(x + step * e) - f(x - step * e)) / (2 * step) for e in torch.eye(3).double()]
+
+    slopes = [lambda x, i=i: differences(f, x, 1e-4)[i] for i in range(3)]
+    expected = sum(differences(slope, X, 1e-4)[i] for i, slope in enumerate(slopes))
+    found = tl.laplacian(f)(X)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    gradient = tl.grad(at, argnums=1)(X, torch.ones_like(X))
+    slope = torch.stack(differences(lambda w: at(X, w), torch.ones_like(X), 1e-5))
+    torch.testing.assert_close(gradient, slope, rtol=1e-6, atol=1e-6)
+
+
+def test_zeros_that_change_have_no_second_derivative():
+    x = torch.zeros(3, dtype=torch.float64)
+    assert tl.laplacian(lambda x: torch.complex(x, x).abs().sum())(x).isnan()
+    assert tl.laplacian(torch.linalg.vector_norm)(x).isnan()

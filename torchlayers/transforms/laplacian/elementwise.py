@@ -103,7 +103,7 @@ def elementwise(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> 
         i in terms and (terms[i].is_analytic or not args[i].is_complex()) for i in places
     )
     if not is_derived:
-        return general.second_order(layer, op, *args, **kwargs)
+        return general.second_order_of_each(layer, op, *args, **kwargs)
     slopes = Slopes(op, args, kwargs)
     if not places:
         return slopes.results

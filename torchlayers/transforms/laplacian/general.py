@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchlayers import _C
@@ -10,7 +11,8 @@ from torchlayers.core.tensors.storage import without_shared_elements
 from torchlayers.transforms import decompositions
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.laplacian.layer import Call, ForwardLaplacian, on_rows
-from torchlayers.transforms.laplacian.rows import resolved
+from torchlayers.transforms.laplacian.rows import dense, resolved
+from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.operator_call import has_derivatives
 
 
@@ -19,9 +21,42 @@ def first_order(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> 
     return _by_jvp(layer, Call(layer, op, args, kwargs), is_curved=False)
 
 
-def second_order(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """For all others: the second derivative along each direction, summed."""
-    return _by_jvp(layer, Call(layer, op, args, kwargs), is_curved=True)
+def second_order(
+    layer: ForwardLaplacian,
+    op: Any,
+    *args: Any,
+    constants: tuple[Tensor, Tensor] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """For all others: the second derivative along each direction, summed.
+
+    ``constants`` are the elements of the only operand, and of the result, that are constants where
+    the operator has no derivative: they add nothing, where it would be nan.
+    """
+    return _by_jvp(layer, Call(layer, op, args, kwargs), True, constants)
+
+
+def second_order_of_each(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """For elementwise operators, which may lack a derivative at zero, as abs of complex numbers."""
+    call = Call(layer, op, args, kwargs)
+    if len(call.operands) != 1:
+        return _by_jvp(layer, call, is_curved=True)
+    zeros = constant_zeros(call.operands[0])
+    return _by_jvp(layer, call, is_curved=True, constants=(zeros, zeros))
+
+
+def constant_zeros(x: LayerTensor) -> Tensor:
+    """Where the value, its rows and its Laplacian are zero."""
+    changes = (x.value != 0) | (dense(x.parts.rows, x.value) != 0).any(0)
+    if x.parts.laplacian is not None:
+        changes = changes | (x.parts.laplacian != 0)
+    return changes.logical_not()
+
+
+def unchanging_zeros(value: Tensor, rows: Tensor, laplacian: Tensor | None) -> Tensor:
+    """Where the value, its rows and its Laplacian are zero."""
+    changes = (value != 0) | (rows != 0).any(0)
+    return (changes if laplacian is None else changes | (laplacian != 0)).logical_not()
 
 
 def constant(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -48,7 +83,12 @@ def without_rule(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) ->
     return _by_jvp(layer, call, is_curved=True)
 
 
-def _by_jvp(layer: ForwardLaplacian, call: Call, is_curved: bool) -> Any:
+def _by_jvp(
+    layer: ForwardLaplacian,
+    call: Call,
+    is_curved: bool,
+    constants: tuple[Tensor, Tensor] | None = None,
+) -> Any:
     results = call.value
     if not call.operands:
         return results
@@ -64,6 +104,8 @@ def _by_jvp(layer: ForwardLaplacian, call: Call, is_curved: bool) -> Any:
         return tuple(every[i] for i in places)
 
     primals = tuple(without_shared_elements(each) for each in call.values)
+    if constants is not None:  # a derivative that is nan would spoil gradients of the result
+        primals = tuple(torch.where(constants[0], 1, each) for each in primals)
     rows = call.rows()
     count = len(rows)
 
@@ -90,5 +132,9 @@ def _by_jvp(layer: ForwardLaplacian, call: Call, is_curved: bool) -> Any:
         if first_order is not None:
             total = first_order[i] if total is None else first_order[i] + total
         total = None if total is None else resolved(total)
-        leaves[place] = layer.result(leaves[place], resolved(pushed[i]), total)
+        of_first = resolved(pushed[i])
+        if constants is not None:
+            of_first = torch.where(constants[1], 0, of_first)
+            total = None if total is None else torch.where(constants[1], 0, total)
+        leaves[place] = layer.result(leaves[place], of_first, total)
     return leaves[0] if is_single else tuple(leaves)

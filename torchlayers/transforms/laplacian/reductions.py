@@ -82,13 +82,18 @@ def norm(
     **options: Any,
 ) -> Any:
     """linalg_vector_norm: with order 2, y y' = x x', and so on; otherwise by forward mode."""
-    if ord != 2 or x.value.is_complex() or options.get("dtype") is not None or not x.value.dim():
-        return general.second_order(layer, op, x, ord, dim, keepdim, **options)
-    y = op(x.value, ord, dim, keepdim)
     dims = _positive(dim, x.value.dim())
+    zeros = general.constant_zeros(x)
+    if dims:
+        zeros = zeros.all(dims, keepdim=True)
+    y = op(x.value, ord, dim, keepdim)
+    if ord != 2 or x.value.is_complex() or options.get("dtype") is not None or not dims:
+        constants = zeros.expand(x.value.shape), zeros.reshape(y.shape)
+        return general.second_order(layer, op, x, ord, dim, keepdim, constants=constants, **options)
     whole = y if keepdim else op(x.value, ord, dim, True)
-    unit = x.value / whole
     rows = dense(x.parts.rows, x.value)
+    whole = torch.where(zeros, 1, whole)  # what is divided by it is zero
+    unit = x.value / whole
     along = _sum(unit * rows, [axis + 1 for axis in dims])
     inside = layer.squares(rows, x.value.shape)
     if x.parts.laplacian is not None:
