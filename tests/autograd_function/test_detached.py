@@ -169,3 +169,75 @@ def test_only_the_tensor_that_was_detached_is_refused(transform):
     torch.testing.assert_close(transform(by_both)(X, X.clone()), torch.diag(3 * X))
     with pytest.raises(FunctionError, match=r"OfAConstant\.backward"):
         transform(by_both, 1)(X, X.clone())
+
+
+def copied_under_no_grad(x):
+    copy = torch.zeros_like(x)
+    with torch.no_grad():
+        copy.copy_(x)
+    return copy.requires_grad_()
+
+
+COPIES = {
+    "detach().clone()": lambda x: x.detach().clone().requires_grad_(),
+    "clone().detach()": lambda x: x.clone().detach().requires_grad_(),
+    "detach().float()": lambda x: x.detach().float().requires_grad_(),
+    "data": lambda x: x.data.requires_grad_(),
+    "data.clone()": lambda x: x.data.clone().requires_grad_(),
+    "torch.tensor": lambda x: torch.tensor(x, requires_grad=True),
+    "new_tensor": lambda x: x.new_tensor(x).requires_grad_(),
+    "under no_grad": copied_under_no_grad,
+}
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct")
+@pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("name", ["jacrev of grad", "vmap of jacrev of grad", "grad of jvp"])
+def test_a_copy_with_memory_of_its_own_is_refused(monkeypatch, copy, name):
+    monkeypatch.setattr(Cube, "leaf", staticmethod(copy))
+    first, x = FIRST["jvp" if name == "grad of jvp" else "grad"]
+    assert first(Cube.apply)(x).dtype == x.dtype
+    transform, x, method = SECOND[name]
+    with pytest.raises(FunctionError, match=rf"Cube\.{method} calls torch\.autograd\.grad"):
+        transform(Cube.apply)(x)
+
+
+def test_a_copy_under_no_grad_has_the_tangent(monkeypatch):
+    monkeypatch.setattr(Cube, "leaf", staticmethod(copied_under_no_grad))
+    torch.testing.assert_close(tl.jacfwd(tl.grad(Cube.apply))(X), torch.diag(6 * X))
+
+
+class Paired(torch.autograd.Function):
+    """x @ (3 * a**2), whose backward differentiates copies of both or leaves of its own."""
+
+    leaf = staticmethod(lambda x, a: a.detach().clone().requires_grad_())
+
+    @staticmethod
+    def forward(x, a):
+        return x @ (3 * a**2)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, a = ctx.saved_tensors
+        with torch.enable_grad():
+            leaf = Paired.leaf(x, a)
+            slope = torch.autograd.grad((leaf * 3 * a**2).sum(), leaf)[0]
+        return g * slope, g * 6 * x * a
+
+
+def test_a_copy_of_a_constant_of_equal_values_is_not_refused():
+    hessian = tl.jacrev(tl.grad(lambda x: Paired.apply(x, X.clone())))(X)
+    torch.testing.assert_close(hessian, torch.zeros(2, 2, dtype=X.dtype))
+
+
+@pytest.mark.parametrize("make", [torch.zeros_like, torch.ones_like])
+def test_a_leaf_that_is_no_copy_is_not_refused(monkeypatch, make):
+    """As that of a backward that is pulled back twice."""
+    monkeypatch.setattr(Paired, "leaf", staticmethod(lambda x, a: make(x, requires_grad=True)))
+    second = tl.jacrev(tl.grad(lambda x: Paired.apply(x, x)))
+    for x in (X, torch.zeros_like(X)):
+        torch.testing.assert_close(second(x), torch.diag(18 * x))

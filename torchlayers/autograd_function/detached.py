@@ -13,7 +13,7 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError
-from torchlayers.core.torch_private import functorch, is_grad_wrapper
+from torchlayers.core.torch_private import FakeTensor, functorch, is_grad_wrapper, is_wrapped
 from torchlayers.transforms.local_leaves import LEAF, collected, has_tangent
 
 
@@ -28,7 +28,7 @@ def call(method: Callable[..., Any], name: str, ctx: Any, tensors: tuple[Any, ..
         collected.leaves = before
     if not leaves:
         return result
-    sources = [x for x in _tensors_read(ctx, tensors) if _is_detached_from(x, leaves)]
+    sources = _sources(leaves, [*_tensors_read(ctx, tensors)])
     results = pytree.as_tuple(result)
     outputs = [x for x in results if isinstance(x, Tensor)]
     if not sources or not outputs:
@@ -49,11 +49,53 @@ def _tensors_read(ctx: Any, tensors: tuple[Any, ...]) -> Iterator[Tensor]:
             yield x
 
 
-def _is_detached_from(tensor: Tensor, leaves: list[Tensor]) -> bool:
-    """Whether one of the leaves is a copy of the tensor that a layer does not know to be one."""
-    copies = [x for x in leaves if x is not tensor and _C.share_memory(x, tensor)]
-    levels = _differentiating_levels(tensor) if copies else set()
-    return any(levels - _differentiating_levels(copy) for copy in copies)
+def _sources(leaves: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
+    """Those of the tensors of which a leaf is a copy that a layer does not know to be one."""
+    sources = []
+    for leaf in leaves:
+        copied = [x for x in tensors if x is not leaf and _C.share_memory(leaf, x)]
+        if copied and not hasattr(leaf, LEAF):  # a tensor of the user's, as a module's weight
+            continue
+        if not copied:
+            if hasattr(leaf, LEAF) and _differentiating_levels(leaf):
+                continue  # x.clone() under no_grad, which keeps tangents
+            copied = [x for x in tensors if x is not leaf and _has_values_of(leaf, x)]
+            if not all(_is_lost(x, leaf) for x in copied):
+                continue
+        sources += [x for x in copied if _is_lost(x, leaf)]
+    return sources
+
+
+def _is_lost(tensor: Tensor, copy: Tensor) -> bool:
+    """Whether a level differentiates the tensor, and not the copy."""
+    if not is_wrapped(copy):
+        return bool(_differentiating_levels(tensor))
+    return bool(_differentiating_levels(tensor) - _differentiating_levels(copy))
+
+
+def _has_values_of(leaf: Tensor, tensor: Tensor) -> bool:
+    """Whether the leaf has the tensor's values, which may have been converted."""
+    if leaf.shape != tensor.shape or leaf.is_complex() != tensor.is_complex():
+        return False
+    one, other = _unwrapped(leaf), _unwrapped(tensor)
+    if isinstance(one, FakeTensor) or isinstance(other, FakeTensor):
+        return True
+    if one.shape != other.shape or one.layout != other.layout or one.device != other.device:
+        return False
+
+    def is_same() -> bool:
+        return bool((one != 0).any()) and torch.allclose(
+            one, other.to(one.dtype), rtol=0, atol=0, equal_nan=True
+        )
+
+    with torch.no_grad():
+        return bool(_C.at_level(0, is_same))
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    while is_wrapped(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def _differentiating_levels(tensor: Tensor) -> set[int]:

@@ -7,6 +7,11 @@ derivative through it would be a part of the truth, without a word, as in plain 
 leads from the copy to x. So the leaves of such calls are collected while a method runs, and
 autograd_function/detached.py makes an error of the derivative of what it returns. Outside a
 Function's methods, ``x.detach()`` is a constant because the user says so.
+
+A copy shares x's memory, or has its values: ``x.detach().clone()``, ``torch.tensor(x)``. Where a
+constant that the method reads has them too, it may be the constant's copy, and is not refused; nor
+are zeros, which are rarely a copy. In a capture, where values are unknown, a leaf of x's shape
+counts as its copy.
 """
 
 import threading
@@ -31,7 +36,7 @@ collected = CollectedLeaves()
 def note_inputs(inputs: Sequence[Tensor]) -> None:
     """Adds those inputs of a torch.autograd.grad call that became leaves inside a transform."""
     if collected.leaves is not None:
-        collected.leaves += [x for x in inputs if hasattr(x, LEAF)]
+        collected.leaves += [x for x in inputs if hasattr(x, LEAF) or x.grad_fn is None]
 
 
 def has_tangent(tensor: Tensor) -> bool:
