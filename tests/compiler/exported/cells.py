@@ -27,16 +27,34 @@ class Refusal(NamedTuple):
 REFUSED: tuple[Refusal, ...] = ()
 
 
+class Untried(NamedTuple):
+    """Cells that no run has tried yet, so that the page does not claim them: as in Refusal."""
+
+    transform: str
+    target: str
+    case: str
+
+
+UNTRIED: tuple[Untried, ...] = (Untried(".*", "AOTInductor in C[+][+]", "float64, .*"),)
+
+
 def case_of(dtype: torch.dtype, sizes: str) -> str:
     return f"{str(dtype).removeprefix('torch.')}, {sizes}"
 
 
 def refusal_of(transform: str, target: str, case: str) -> Refusal | None:
     for refusal in REFUSED:
-        patterns = (refusal.transform, refusal.target, refusal.case)
-        if all(map(re.fullmatch, patterns, (transform, target, case))):
+        if _covers(refusal, transform, target, case):
             return refusal
     return None
+
+
+def is_untried(transform: str, target: str, case: str) -> bool:
+    return any(_covers(untried, transform, target, case) for untried in UNTRIED)
+
+
+def _covers(patterns: Refusal | Untried, transform: str, target: str, case: str) -> bool:
+    return all(map(re.fullmatch, patterns[:3], (transform, target, case)))
 
 
 def has_case(transform: str, sizes: str) -> bool:

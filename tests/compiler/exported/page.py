@@ -18,16 +18,31 @@ def table_text() -> str:
 
 
 def _cell(name: str, target: str) -> str:
-    cases = {
-        (dtype, sizes): cells.refusal_of(name, target, cells.case_of(dtype, sizes))
-        for dtype in DTYPES
+    cases = [
+        cells.case_of(dtype, sizes)
         for sizes in SIZES
+        for dtype in DTYPES
         if cells.has_case(name, sizes)
-    }
-    refused = [f"not {cells.case_of(*case)}: {why.why}" for case, why in cases.items() if why]
+    ]
+    why = {case: cells.refusal_of(name, target, case) for case in cases}
+    refused = {case: refusal.why for case, refusal in why.items() if refusal}
     if len(refused) == len(cases):
-        return refused[0].partition(": ")[2]
-    return "; ".join(["works", *refused])
+        return refused[cases[0]]
+    untried = [case for case in cases if case not in refused]
+    untried = [case for case in untried if cells.is_untried(name, target, case)]
+    words = ["works"] if len(refused) + len(untried) < len(cases) else []
+    words += [f"not {case}: {reason}" for case, reason in refused.items()]
+    words += [f"not tried: {_short(untried, cases)}"] if untried else []
+    return "; ".join(words)
+
+
+def _short(untried: list[str], cases: list[str]) -> str:
+    """The cases, or only the dtype where no case of it was tried."""
+    for dtype in DTYPES:
+        of_dtype = [case for case in cases if case.startswith(cells.case_of(dtype, ""))]
+        if untried == of_dtype:
+            return cells.case_of(dtype, "").removesuffix(", ")
+    return " and ".join(untried)
 
 
 if __name__ == "__main__":
