@@ -362,5 +362,5 @@ def test_export_and_saving_are_refused(tmp_path):
 
     with pytest.raises(TransformError, match=r"pure_callback does not work in torch\.export"):
         torch.export.export(Model(), (X,))
-    with pytest.raises(TransformError, match=r"save: .* calls a pure_callback or io_callback"):
+    with pytest.raises(TransformError, match=r"export: .* calls a pure_callback or io_callback"):
         tl.compile(Counted()).lower(X).save(str(tmp_path / "f.pt2"))
