@@ -47,7 +47,7 @@ def second_order_of_each(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs:
 
 def constant_zeros(x: LayerTensor) -> Tensor:
     """Where the value, its rows and its Laplacian are zero."""
-    changes = (x.value != 0) | (dense(x.parts.rows, x.value) != 0).any(0)
+    changes: Tensor = (x.value != 0) | (dense(x.parts.rows, x.value) != 0).any(0)
     if x.parts.laplacian is not None:
         changes = changes | (x.parts.laplacian != 0)
     return changes.logical_not()
