@@ -88,6 +88,14 @@ class PythonState:
         """Whether an object was reachable before the capture."""
         return id(thing) in self._seen
 
+    def static_methods_of(self, cache: Any) -> Iterator[Any]:
+        """Yields the static methods that a cached function is, of the classes that were found."""
+        for holder in self.holders:
+            if isinstance(holder.holder, type):
+                for value in holder.before.values():
+                    if isinstance(value, staticmethod) and value.__func__ is cache:
+                        yield value
+
     def clear_caches(self) -> None:
         """Drops results that functools has cached if they are fake tensors."""
         for cache in self.caches:

@@ -106,7 +106,11 @@ class WrittenState:
     def _stand_ins(self, draws: Draws | None) -> Iterator[tuple[StatePlace, Any]]:
         """Yields what stands for iterators, caches and NumPy's generators, with the places."""
         for cache in self._state.caches:
-            yield from ((place, CachedStandIn(cache)) for place in self._places_of(cache))
+            cached = CachedStandIn(cache, self._state.holders)
+            yield from ((place, cached) for place in self._places_of(cache))
+            static = staticmethod(cached)
+            for method in self._state.static_methods_of(cache):
+                yield from ((place, static) for place in self._places_of(method))
         for state, _ in self._state.opaque:
             places = [*self._places_of(state.thing)]
             if draws is not None and state.array is not None:
