@@ -1,6 +1,7 @@
 // Prints the sum of each result of a package, and the time of a call in microseconds:
-//   time_package CALLS f.pt2 3 256,3
-// runs it on random tensors of float32, of shapes (3) and (256, 3).
+//   time_package CALLS f.pt2 3 256,3 double:5,100
+// runs it on evenly spaced numbers from -1 to 1, in tensors of float32 of shapes (3) and (256, 3),
+// and one of float64 of shape (5, 100).
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
@@ -15,14 +16,16 @@
 
 namespace {
 
-at::Tensor ramp(const std::string& sizes) {
+at::Tensor ramp(const std::string& argument) {
+  const std::string prefix = "double:";
+  const bool is_double = argument.starts_with(prefix);
   std::vector<int64_t> shape;
-  std::stringstream text(sizes);
+  std::stringstream text(is_double ? argument.substr(prefix.size()) : argument);
   for (std::string size; std::getline(text, size, ',');) {
     shape.push_back(std::stoll(size));
   }
-  const at::Tensor like = at::empty(shape);
-  return at::linspace(-1, 1, like.numel()).reshape(shape);
+  const at::Tensor like = at::empty(shape, is_double ? at::kDouble : at::kFloat);
+  return at::linspace(-1, 1, like.numel(), like.options()).reshape(shape);
 }
 
 } // namespace
@@ -32,6 +35,7 @@ int main(int count, char** arguments) {
     std::cerr << "time_package CALLS PACKAGE SHAPE...\n";
     return 2;
   }
+  std::cout.precision(15);
   at::set_num_threads(1);
   const c10::InferenceMode mode;
   torch::inductor::AOTIModelPackageLoader package(

@@ -17,6 +17,7 @@ OTHERS = {
     "digits",
     "tracing",
     "figures",
+    "mpc",
     "notebooks",
     "out_of_python",
     "pictures",
