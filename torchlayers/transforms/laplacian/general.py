@@ -53,12 +53,6 @@ def constant_zeros(x: LayerTensor) -> Tensor:
     return changes.logical_not()
 
 
-def unchanging_zeros(value: Tensor, rows: Tensor, laplacian: Tensor | None) -> Tensor:
-    """Where the value, its rows and its Laplacian are zero."""
-    changes = (value != 0) | (rows != 0).any(0)
-    return (changes if laplacian is None else changes | (laplacian != 0)).logical_not()
-
-
 def constant(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
     """For operators without a derivative."""
     return layer.send_down(op, args, kwargs)
