@@ -183,10 +183,10 @@ def of_square(square, read):
 def test_what_a_cached_function_stores_is_stored_once(place, reading):
     """Its number may be a tensor's: each value is computed once, and counted once."""
     read = READ[reading]
-    expected, found = [], []
-    for results, transform in ((expected, lambda f: f), (found, tl.compile(backend="replay"))):
+    expected, compiled = [], []
+    for results, transform in ((expected, lambda f: f), (compiled, tl.compile(backend="replay"))):
         square, count = [*counters()][place]
         f = transform(of_square(square, read))
         for n in (1, 2, 3, 4, 4, 3, 1):
             results.append((f(torch.full((n,), 2.0)).tolist(), count()))
-    assert found == expected
+    assert compiled == expected

@@ -47,13 +47,10 @@ def second_order_of_each(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs:
 
 def constant_zeros(x: LayerTensor) -> Tensor:
     """Where the value, its rows and its Laplacian are zero."""
-    return unchanging_zeros(x.value, dense(x.parts.rows, x.value), x.parts.laplacian)
-
-
-def unchanging_zeros(value: Tensor, rows: Tensor, laplacian: Tensor | None) -> Tensor:
-    """Where the three are zero."""
-    changes = (value != 0) | (rows != 0).any(0)
-    return (changes if laplacian is None else changes | (laplacian != 0)).logical_not()
+    changes: Tensor = (x.value != 0) | (dense(x.parts.rows, x.value) != 0).any(0)
+    if x.parts.laplacian is not None:
+        changes = changes | (x.parts.laplacian != 0)
+    return changes.logical_not()
 
 
 def constant(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
