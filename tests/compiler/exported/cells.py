@@ -39,7 +39,8 @@ class Untried(NamedTuple):
 _IN_CPP = "AOTInductor in C[+][+]"
 _TRIED = (
     "grad|vjp|jvp|hvp|vmap|vmap.grad.|vmap.grad. of a CNN's parameters|jacrev|vmap.jacrev.|"
-    "jacfwd|vmap.jacfwd.|hessian|vmap.hessian."
+    "jacfwd|vmap.jacfwd.|hessian|vmap.hessian.|laplacian|jet|a sparse Jacobian|"
+    "vmap of a sparse Hessian|a CSR Jacobian"
 )
 UNTRIED: tuple[Untried, ...] = (
     Untried(".*", _IN_CPP, "float64, dynamic"),
