@@ -1,6 +1,6 @@
 """The derivatives that model-predictive control of a cart-pole needs, run in C++ beside CasADi's C.
 
-    pip install casadi cmake
+    pip install torchlayers[cpp]
     python -m examples.mpc
 
 A controller plans a force for each of the next stages, and for that needs at each of them the

@@ -35,7 +35,17 @@ class Untried(NamedTuple):
     case: str
 
 
-UNTRIED: tuple[Untried, ...] = (Untried(".*", "AOTInductor in C[+][+]", "float64, .*"),)
+# In C++, a run of all cells takes an hour.
+_IN_CPP = "AOTInductor in C[+][+]"
+_TRIED = (
+    "grad|vjp|jvp|hvp|vmap|vmap.grad.|vmap.grad. of a CNN's parameters|jacrev|vmap.jacrev.|"
+    "jacfwd|vmap.jacfwd.|hessian|vmap.hessian.|laplacian|jet|a sparse Jacobian|"
+    "vmap of a sparse Hessian|a CSR Jacobian"
+)
+UNTRIED: tuple[Untried, ...] = (
+    Untried(".*", _IN_CPP, "float64, dynamic"),
+    Untried(f"(?!({_TRIED})$).*", _IN_CPP, "float64, static"),
+)
 
 
 def case_of(dtype: torch.dtype, sizes: str) -> str:
