@@ -99,7 +99,7 @@ def _by_jvp(
 
     primals = tuple(without_shared_elements(each) for each in call.values)
     if constants is not None:  # a derivative that is nan would spoil gradients of the result
-        primals = tuple(torch.where(constants[0], 1, each) for each in primals)
+        primals = tuple(torch.where(constants[0], 1, primal) for primal in primals)
     rows = call.rows()
     count = len(rows)
 
