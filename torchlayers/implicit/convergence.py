@@ -56,12 +56,13 @@ def iterate(
         if not number:
             break
         new = body(i, carry)
-        carry = new if number == total else _hold(alive, new, carry)
+        carry = new if number == total else select(alive, new, carry)
     return carry
 
 
-def _hold(alive: Tensor, new: Carry, old: Carry) -> Carry:
-    return tuple(torch.where(alive, *pair) for pair in zip(new, old, strict=True))
+def select(flag: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> Carry:
+    """The new tensors where the flag is true, and the old ones where it is not."""
+    return tuple(torch.where(flag, *pair) for pair in zip(new, old, strict=True))
 
 
 def _count(flags: Tensor) -> tuple[int, int]:
@@ -97,6 +98,11 @@ def warn_unless(
         ConvergenceWarning,
         stacklevel=2,
     )
+
+
+def ratio_or_zero(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, or zero where b is zero."""
+    return torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b))
 
 
 def norm(x: Tensor) -> Tensor:

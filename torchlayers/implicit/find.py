@@ -86,12 +86,7 @@ def find_root(
 def _root_method(
     problem: Problem, f: Callable[..., Any], method: str, history: int
 ) -> Callable[[Tensor], Outcome]:
-    def on_tensors(x: Sequence[Tensor]) -> list[Tensor]:
-        return problem.unknowns.leaves_of("f", f(problem.unknowns.put_in(x)))
-
-    def on_vector(v: Tensor) -> Tensor:
-        return problem.form.join(on_tensors(problem.form.split(v)))
-
+    on_tensors, on_vector = problem.on_tensors(f), problem.on_vector(f)
     last = problem.allowed, problem.eps, problem.maxiter
     if method == "newton":
         step = nonlinear.newton_step
@@ -186,16 +181,12 @@ def find_fixed_point(
     check_function(api, "f", f)
     problem = Problem(api, x0, tol, maxiter)
 
-    def on_tensors(x: Sequence[Tensor]) -> list[Tensor]:
-        return problem.unknowns.leaves_of("f", f(problem.unknowns.put_in(x)))
+    on_tensors, on_vector = problem.on_tensors(f), problem.on_vector(f)
 
     def minus(x: Any) -> Any:
         tensors = pytree.TensorLeaves(x).tensors
         pairs = zip(tensors, on_tensors(tensors), strict=True)
         return problem.unknowns.put_in([a - b for a, b in pairs])
-
-    def on_vector(v: Tensor) -> Tensor:
-        return problem.form.join(on_tensors(problem.form.split(v)))
 
     last = problem.allowed, problem.eps, maxiter
 

@@ -16,10 +16,12 @@ from torchlayers.implicit.convergence import (
     Vectors,
     magnitude,
     norm,
+    ratio_or_zero,
     relative_norm,
     warn_unless,
 )
 from torchlayers.implicit.solution import count_iterations
+from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.vmap import vmap
 
 # Up to this many unknowns, the default method makes the matrix.
@@ -142,6 +144,11 @@ def matrix_of(matvec: OnVector, like: Tensor) -> Tensor:
     return matrix
 
 
+def jacobian_of(f: OnVector, x: Tensor) -> Tensor:
+    """The Jacobian of a function of vectors, column by column."""
+    return matrix_of(lambda v: jvp(f, (x,), (v,))[1], x)
+
+
 def preconditioned(method: Method, precondition: OnVector) -> Method:
     """The method for ``A M y = b`` with ``x = M y``, whose residual is that of ``A x = b``."""
 
@@ -207,7 +214,7 @@ def _preconditioned_cg(
         x, r = x + alpha * p, r - alpha * ap
         z = precondition(r)
         new = torch.dot(r, z)
-        return x, r, z + _ratio(new, rz) * p, new, torch.dot(r, r)
+        return x, r, z + ratio_or_zero(new, rz) * p, new, torch.dot(r, r)
 
     def goes_on(carry: Carry) -> Tensor:
         return _is_above(carry[4].sqrt(), bound)
@@ -231,11 +238,11 @@ def bicgstab(
         as_ = matvec(s)
         # s is zero if the first half of the step has found the solution.
         length = norm(as_)
-        omega = _ratio(torch.dot(_ratio(as_, length), s), length)
+        omega = ratio_or_zero(torch.dot(ratio_or_zero(as_, length), s), length)
         x = x + alpha * p + omega * s
         r = s - omega * as_
         new = torch.dot(shadow, r)
-        p = r + _ratio(new, rho) * _ratio(alpha, omega) * (p - omega * ap)
+        p = r + ratio_or_zero(new, rho) * ratio_or_zero(alpha, omega) * (p - omega * ap)
         return x, r, p, new, torch.dot(r, r)
 
     def goes_on(carry: Carry) -> Tensor:
@@ -278,7 +285,7 @@ def gmres(
         again = Q @ w  # Gram-Schmidt twice, for orthogonality to working precision
         w = w - again @ Q
         length = norm(w)
-        q = _ratio(w, length)
+        q = ratio_or_zero(w, length)
         diagonal = torch.where(length == 0, 1.0, length)  # for a singular matrix
         alpha = torch.dot(q, r)
         r = r - alpha * q
@@ -287,8 +294,8 @@ def gmres(
         R = torch.where(is_new, torch.where(is_new, diagonal, h + again)[:, None], R)
         projections = torch.where(is_new, alpha, projections)
         is_smaller = now < 0.9 * residual
-        z = torch.where(is_smaller, _ratio(r, now), q)
-        of_residual = _ratio(torch.cat([eye[0, :1], -projections]), now)
+        z = torch.where(is_smaller, ratio_or_zero(r, now), q)
+        of_residual = ratio_or_zero(torch.cat([eye[0, :1], -projections]), now)
         of_last = torch.cat([eye[0, 1:2], is_new.to(b.dtype)])
         C = torch.where(is_next[:, None], torch.where(is_smaller, of_residual, of_last), C)
         return r, z, Q, R, C, projections, now
@@ -319,8 +326,3 @@ def gmres(
 def _is_above(residual: Tensor, bound: Tensor) -> Tensor:
     """Whether to go on; not if the method has broken down."""
     return (residual > bound) & residual.isfinite()
-
-
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, or zero where b is zero."""
-    return torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b))

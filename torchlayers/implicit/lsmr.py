@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.implicit.convergence import Carry, norm
+from torchlayers.implicit.convergence import Carry, norm, ratio_or_zero
 from torchlayers.implicit.solution import count_iterations
 
 OnVector = Callable[[Tensor], Tensor]
@@ -21,30 +21,30 @@ def lsmr(
     in whose notation this is).
     """
     beta = norm(b)
-    u = _ratio(b, beta)
+    u = ratio_or_zero(b, beta)
     v = vecmat(u)
     alpha = norm(v)
-    v = _ratio(v, alpha)
+    v = ratio_or_zero(v, alpha)
     one = torch.ones_like(alpha * beta)
 
     def body(i: Any, carry: Carry) -> Carry:
         x, u, v, h, hbar, alpha, alphabar, zetabar, rho, rhobar, cbar, sbar = carry
         u = matvec(v) - alpha * u
         beta = norm(u)
-        u = _ratio(u, beta)
+        u = ratio_or_zero(u, beta)
         v = vecmat(u) - beta * v
         alpha = norm(v)
-        v = _ratio(v, alpha)
+        v = ratio_or_zero(v, alpha)
         previous = rho * rhobar
         rho = torch.hypot(alphabar, beta)
-        theta, alphabar = _ratio(beta, rho) * alpha, _ratio(alphabar, rho) * alpha
+        theta, alphabar = ratio_or_zero(beta, rho) * alpha, ratio_or_zero(alphabar, rho) * alpha
         thetabar, rhotemp = sbar * rho, cbar * rho
         rhobar = torch.hypot(rhotemp, theta)
-        cbar, sbar = _ratio(rhotemp, rhobar), _ratio(theta, rhobar)
+        cbar, sbar = ratio_or_zero(rhotemp, rhobar), ratio_or_zero(theta, rhobar)
         zeta, zetabar = cbar * zetabar, -sbar * zetabar
-        hbar = h - _ratio(thetabar * rho, previous) * hbar
-        x = x + _ratio(zeta, rho * rhobar) * hbar
-        h = v - _ratio(theta, rho) * h
+        hbar = h - ratio_or_zero(thetabar * rho, previous) * hbar
+        x = x + ratio_or_zero(zeta, rho * rhobar) * hbar
+        h = v - ratio_or_zero(theta, rho) * h
         return x, u, v, h, hbar, alpha, alphabar, zetabar, rho, rhobar, cbar, sbar
 
     def goes_on(carry: Carry) -> Tensor:
@@ -55,8 +55,3 @@ def lsmr(
     start = (zeros, u, v, v, zeros, alpha, alpha, first, one, one, one, 0 * one)
     last, iterations = count_iterations(goes_on, body, start, limit)
     return last[0], iterations
-
-
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, or zero where b is zero."""
-    return torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b))

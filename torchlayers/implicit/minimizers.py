@@ -6,13 +6,13 @@ point will do, the same iteration starts the next line search. So there is a sin
 each sample of a batch is where it is, and no sample waits for the line search of another.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from torchlayers.implicit.convergence import Carry, magnitude, norm
+from torchlayers.implicit.convergence import Carry, magnitude, norm, ratio_or_zero, select
 from torchlayers.implicit.solution import Outcome, count_iterations
 from torchlayers.transforms.grad_and_value import grad_and_value
 
@@ -63,10 +63,10 @@ class BFGS:
         sy = torch.dot(s, y)
         eye = torch.eye(s.shape[0], dtype=s.dtype, device=s.device)
         # The first move tells the scale of the curvature (Nocedal and Wright, 6.20).
-        inverse = torch.where(is_first, _ratio(sy, torch.dot(y, y)) * eye, inverse)
+        inverse = torch.where(is_first, ratio_or_zero(sy, torch.dot(y, y)) * eye, inverse)
         hy = inverse @ y
-        u = _ratio(s, sy)
-        v = 0.5 * (1 + _ratio(torch.dot(y, hy), sy)) * u - _ratio(hy, sy)
+        u = ratio_or_zero(s, sy)
+        v = 0.5 * (1 + ratio_or_zero(torch.dot(y, hy), sy)) * u - ratio_or_zero(hy, sy)
         half = torch.outer(s, v)
         return inverse + half + half.mT, torch.zeros_like(is_first)
 
@@ -101,7 +101,7 @@ class LBFGS:
         # R of the compact form: s_i . y_j for i <= j.
         SY = _shifted(SY, to_s, torch.zeros_like(to_s))
         YY = _shifted(YY, to_y, to_y)
-        return S, Y, SY, YY, _ratio(to_s[-1], to_y[-1])
+        return S, Y, SY, YY, ratio_or_zero(to_s[-1], to_y[-1])
 
     def direction(self, memory: Carry, move: Move) -> tuple[Tensor, Tensor, Tensor]:
         S, Y, SY, YY, scale = memory
@@ -127,18 +127,20 @@ class NonlinearCG:
     def remember(self, memory: Carry, move: Move) -> Carry:
         # The length of Newton's step is estimated by the largest of Barzilai and Borwein's steps,
         # because a single one sees no more than one of the curvatures.
-        step = _ratio(torch.dot(move.step, move.step), torch.dot(move.step, move.change))
+        step = ratio_or_zero(torch.dot(move.step, move.step), torch.dot(move.step, move.change))
         return (torch.maximum(step, 0.95 * memory[0]),)
 
     def direction(self, memory: Carry, move: Move) -> tuple[Tensor, Tensor, Tensor]:
         g, y, p = move.gradient, move.change, move.direction
         py = torch.dot(p, y)
-        beta = _ratio(torch.dot(y, g) - 2 * torch.dot(y, y) * _ratio(torch.dot(p, g), py), py)
-        beta = torch.maximum(beta, 0.4 * _ratio(torch.dot(p, g), torch.dot(p, p)))
+        pg = torch.dot(p, g)
+        beta = torch.dot(y, g) - 2 * torch.dot(y, y) * ratio_or_zero(pg, py)
+        beta = ratio_or_zero(beta, py)
+        beta = torch.maximum(beta, 0.4 * ratio_or_zero(pg, torch.dot(p, p)))
         direction = beta * p - g
         # To the minimum of a quadratic function with the curvature of the last step.
         bend = torch.dot(move.step, y) / torch.dot(move.step, move.step)
-        first = _ratio(-torch.dot(direction, g), bend * torch.dot(direction, direction))
+        first = ratio_or_zero(-torch.dot(direction, g), bend * torch.dot(direction, direction))
         return direction, first, memory[0] * norm(g)
 
 
@@ -159,7 +161,7 @@ def minimize(
         return g / scale, value / scale
 
     g, f0 = g / scale, f0 / scale
-    step = _ratio(torch.ones_like(f0), norm(g))
+    step = ratio_or_zero(torch.ones_like(f0), norm(g))
     p = -step * g
     size = norm(p) / (1 + norm(x))
     zero, one = torch.zeros_like(size), torch.ones_like(size)
@@ -192,13 +194,13 @@ def minimize(
         next_slope = torch.dot(at, q)
         is_descent = next_slope < 0
         # After a failed line search or an ascending direction: steepest descent once more.
-        steepest = _ratio(torch.dot(move.step, move.step).sqrt(), norm(at))
-        steepest = torch.where(accepted, steepest, _ratio(one, norm(g)))
+        steepest = ratio_or_zero(torch.dot(move.step, move.step).sqrt(), norm(at))
+        steepest = torch.where(accepted, steepest, ratio_or_zero(one, norm(g)))
         restarts = (accepted & ~is_descent) | (failed & ~is_fresh)
         gradient = torch.where(accepted, at, g)
         again = method.start(gradient, steepest)
-        new_memory = _select(accepted, remembered, memory)
-        new_memory = _select(restarts, again, new_memory)
+        new_memory = select(accepted, remembered, memory)
+        new_memory = select(restarts, again, new_memory)
         is_new = accepted | restarts
         new_x = torch.where(accepted, moved, x)
         new_p = torch.where(accepted, q, p)
@@ -213,7 +215,7 @@ def minimize(
         size = torch.where(accepted, length / (1 + norm(moved)), size)
         start = torch.where(accepted & is_descent, first, one)
         begun = _search(start, new_f, new_slope)
-        interval = _Interval(*_select(is_new, begun, narrowed))
+        interval = _Interval(*select(is_new, begun, narrowed))
         stopped = failed & is_fresh
         fresh = torch.where(is_new, restarts, is_fresh)
         return (
@@ -263,7 +265,7 @@ class _Interval(NamedTuple):
         inside = torch.where(cubic.isfinite(), cubic, low + 0.5 * width)
         inside = torch.maximum(torch.minimum(inside, high - 0.1 * width), low + 0.1 * width)
         # Beyond: where the slope would be zero, if it went on as between the last two points.
-        secant = t + (t - before) * _ratio(slope, slope_before - slope)
+        secant = t + (t - before) * ratio_or_zero(slope, slope_before - slope)
         beyond = torch.where(secant > t, secant, torch.inf)
         beyond = torch.maximum(torch.minimum(beyond, 10 * t), 2 * t)
         t = torch.where(high.isfinite(), inside, beyond)
@@ -291,12 +293,3 @@ def _shifted(products: Tensor, column: Tensor, row: Tensor) -> Tensor:
     """The matrix without its first row and column, with a new last column and row."""
     rest = torch.cat([products[1:, 1:], row[None, :-1]])
     return torch.cat([rest, column[:, None]], 1)
-
-
-def _select(flag: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> Carry:
-    return tuple(torch.where(flag, *pair) for pair in zip(new, old, strict=True))
-
-
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, or zero where b is zero."""
-    return torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b))

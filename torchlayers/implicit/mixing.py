@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from torchlayers.implicit.convergence import Carry, relative_change
-from torchlayers.implicit.krylov import DENSE_LIMIT
+from torchlayers.implicit.krylov import DENSE_LIMIT, jacobian_of
 from torchlayers.implicit.solution import Outcome, count_iterations
 from torchlayers.transforms.jvp import jvp
-from torchlayers.transforms.vmap import vmap
 
 OnVector = Callable[[Tensor], Tensor]
 
@@ -63,11 +62,9 @@ def broyden(
     n = x.shape[0]
     fx = f(x)
     if n <= DENSE_LIMIT:
-        eye = torch.eye(n, dtype=x.dtype, device=x.device)
-        matrix = vmap(lambda v: jvp(f, (x,), (v,))[1], out_dims=1)(eye)
-        inverse, failed = torch.linalg.inv_ex(matrix)
+        inverse, failed = torch.linalg.inv_ex(jacobian_of(f, x))
         is_regular = (failed == 0) & inverse.isfinite().all()
-        inverse = torch.where(is_regular, inverse, -eye)
+        inverse = torch.where(is_regular, inverse, -torch.eye(n, dtype=x.dtype, device=x.device))
     else:
         inverse = _secant_scale(f, x, fx)
     rows = torch.zeros((history, n), dtype=x.dtype, device=x.device)

@@ -1,6 +1,6 @@
 """A problem that a method on single vectors solves, and its Solution."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -44,6 +44,13 @@ class Problem:
 
     def vector(self, name: str, result: Any) -> Tensor:
         return self.form.join(self.unknowns.leaves_of(name, result))
+
+    def on_tensors(self, f: Callable[..., Any]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+        """f as a function of the leaves."""
+        return lambda x: self.unknowns.leaves_of("f", f(self.unknowns.put_in(x)))
+
+    def on_vector(self, f: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
+        return lambda v: self.vector("f", f(self.tree(v)))
 
 
 def solve_problem(

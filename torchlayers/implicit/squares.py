@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers.implicit.convergence import Carry, norm
+from torchlayers.implicit.convergence import Carry, norm, ratio_or_zero, select
+from torchlayers.implicit.krylov import jacobian_of
 from torchlayers.implicit.solution import Outcome, count_iterations
 from torchlayers.implicit.structured import triangle as triangle_of
-from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.vjp import vjp
 from torchlayers.transforms.vmap import vmap
 
@@ -57,9 +57,7 @@ def _with_jacobian(f: OnVector, x: Tensor) -> tuple[Tensor, Tensor]:
         eye = torch.eye(m, dtype=x.dtype, device=x.device)
         rows: Tensor = vmap(lambda row: pull(row)[0])(eye)
         return r, rows
-    eye = torch.eye(n, dtype=x.dtype, device=x.device)
-    matrix: Tensor = vmap(lambda column: jvp(f, (x,), (column,))[1], out_dims=1)(eye)
-    return r, matrix
+    return r, jacobian_of(f, x)
 
 
 def optimality(model: Model, x: Tensor) -> Tensor:
@@ -159,9 +157,9 @@ class Dogleg:
         newton = _damped_step(model, eps**0.5)
         gradient = model.R.mT @ model.c
         length = norm(gradient)
-        along = _ratio(gradient, length)
+        along = ratio_or_zero(gradient, length)
         bend = norm(model.R @ along)
-        cauchy = _ratio(length, bend * bend)
+        cauchy = ratio_or_zero(length, bend * bend)
         steepest = -cauchy * along
         # From the gradient's minimum towards newton, up to the radius.
         towards = newton - steepest
@@ -169,7 +167,7 @@ class Dogleg:
         b = torch.dot(steepest, towards)
         room = radius * radius - cauchy * cauchy
         root = (b * b + a * room).clamp(min=0).sqrt()
-        part = torch.where(b > 0, _ratio(room, b + root), _ratio(root - b, a))
+        part = torch.where(b > 0, ratio_or_zero(room, b + root), ratio_or_zero(root - b, a))
         path = steepest + part * towards
         step = torch.where(cauchy >= radius, -radius * along, path)
         step = torch.where(norm(newton) <= radius, newton, step)
@@ -214,7 +212,7 @@ def least_squares(
         step = method.step(model, state, eps)
         moved = x + step.scaled * (model.length / _positive(model.widths))
         new = linearize(f, moved, model.widths)
-        ratio_of_lengths = _ratio(new.length, model.length)
+        ratio_of_lengths = ratio_or_zero(new.length, model.length)
         actual = (1 - ratio_of_lengths) * (1 + ratio_of_lengths)
         # Where rounding hides the decrease, the model is believed.
         predicted = step.predicted(model)
@@ -231,10 +229,8 @@ def least_squares(
         else:
             taken = ratio > _ACCEPTED
             stopped = ~taken & (step.length <= 0.1 * eps * size)
-        chosen = [
-            torch.where(taken, *pair) for pair in zip((moved, *new), (x, *model), strict=True)
-        ]
-        return (*chosen[:1], measure(Model(*chosen[1:]), chosen[0]), stopped, *chosen[1:], *state)
+        x, *parts = select(taken, (moved, *new), (x, *model))
+        return (x, measure(Model(*parts), x), stopped, *parts, *state)
 
     def goes_on(carry: Carry) -> Tensor:
         return (carry[1] > tolerance) & ~carry[2]
@@ -249,8 +245,3 @@ def _unpack(carry: Carry, state_size: int) -> tuple[Tensor, Tensor, Tensor, Mode
     rest = carry[3:]
     count = len(rest) - state_size
     return carry[0], carry[1], carry[2], Model(*rest[:count]), rest[count:]
-
-
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, or zero where b is zero."""
-    return torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b))
