@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchlayers.core.operators import aten
-from torchlayers.fx.nodes import value
+from torchlayers.fx.nodes import emit, value
 
 # The overload that takes a tensor in the place of the number.
 _OF_TENSORS = {
@@ -56,8 +56,7 @@ def _replace(node: Node) -> None:
     alpha = node.kwargs.get("alpha")
     if isinstance(alpha, float) and _is_rounded(alpha) and _is_double(node):
         one, other = node.args[:2]
-        scaled = _emitted(node, aten.mul.Tensor, other, _tensor_node(node, alpha))
-        scaled.meta["val"] = value(other) if isinstance(other, Node) else scaled.meta["val"]
+        scaled = emit(node, aten.mul.Tensor, other, _tensor_node(node, alpha))
         node.args, node.kwargs = (one, scaled), {}
     target = _OF_TENSORS.get(node.target, node.target)
     if target not in _WITH_TENSORS or not any(map(_is_double, node.all_input_nodes)):
@@ -115,10 +114,10 @@ def _tensor_node(before: Node, number: float) -> Node:
         part = _rounded(number)
         number -= part
         filled = _filled(before, part)
-        node = filled if node is None else _emitted(before, aten.add.Tensor, node, filled)
+        node = filled if node is None else emit(before, aten.add.Tensor, node, filled)
     for _ in range(abs(steps)):
         scale = _filled(before, math.ldexp(1.0, _STEP if steps > 0 else -_STEP))
-        node = _emitted(before, aten.mul.Tensor, node, scale)
+        node = emit(before, aten.mul.Tensor, node, scale)
     return node
 
 
@@ -128,12 +127,4 @@ _STEP = 64  # a power of two by which float32 can scale, with all parts of the r
 def _filled(before: Node, number: float) -> Node:
     fake: Any = next(value(node) for node in (*before.all_input_nodes, before) if _is_double(node))
     kwargs = {"dtype": torch.float64, "device": fake.device}
-    return _emitted(before, aten.full.default, [], number, **kwargs)
-
-
-def _emitted(before: Node, operator: Any, *args: Any, **kwargs: Any) -> Node:
-    fake: Any = next(value(node) for node in (*before.all_input_nodes, before) if _is_double(node))
-    with before.graph.inserting_before(before):
-        node = before.graph.call_function(operator, args, kwargs)
-    node.meta["val"] = fake.new_empty(())
-    return node
+    return emit(before, aten.full.default, [], number, **kwargs)
