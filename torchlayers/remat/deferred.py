@@ -359,21 +359,18 @@ def _names_read(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=512)
 def _globals_assigned(code: types.CodeType) -> frozenset[str]:
-    return frozenset(
-        instruction.argval
-        for inner in codes_in(code)
-        for instruction in dis.get_instructions(inner)
-        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
-    )
+    return frozenset(_names_of(code, "STORE_GLOBAL", "DELETE_GLOBAL"))
 
 
 @functools.lru_cache(maxsize=512)
 def _variables_assigned(code: types.CodeType) -> frozenset[str]:
     """The variables of enclosing functions that the code assigns to: these are not copied."""
-    return frozenset(
-        instruction.argval
-        for inner in codes_in(code)
-        for instruction in dis.get_instructions(inner)
-        if instruction.opname in ("STORE_DEREF", "DELETE_DEREF")
-        and instruction.argval in code.co_freevars
-    )
+    return frozenset(_names_of(code, "STORE_DEREF", "DELETE_DEREF")).intersection(code.co_freevars)
+
+
+def _names_of(code: types.CodeType, *operations: str) -> Iterator[str]:
+    """The names in these instructions of the code and the code inside it."""
+    for inner in codes_in(code):
+        for instruction in dis.get_instructions(inner):
+            if instruction.opname in operations:
+                yield instruction.argval
