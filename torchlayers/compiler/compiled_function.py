@@ -315,10 +315,11 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         is_long = captured >= _UNUSED_OPERATORS and (changed or len(unused) > 1)
         if is_long or len(unused) >= _UNUSED:
             why = build.why or f"it changes the length of {changed}"
+            times = "once" if len(unused) == 1 else f"{len(unused)} times in a row"
             self._run_uncompiled(
                 f"differs at each call: {why}",
-                f"was captured as {captured} operators, for calls alike that need others each: "
-                f"{why}.",
+                f"was captured {times} ({captured} operators), and no capture served a second "
+                f"call: {why}.",
                 " Compile a part of it that does not depend on this, such as the loss.",
             )
 

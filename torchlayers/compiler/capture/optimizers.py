@@ -8,10 +8,8 @@ as code outside steps does, and so does LBFGS, which has no counters.
 """
 
 import contextlib
-import functools
 import sys
 import threading
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -160,7 +158,7 @@ def _watch_steps() -> Callable[[], None]:
         for steps in _thread.watching:
             steps.before_step(optimizer)
         named = {name: _as_closure(value) for name, value in kwargs.items()}
-        return (*map(_as_closure, args),), named
+        return (args[0], *map(_as_closure, args[1:])), named  # the first is the optimizer
 
     def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for steps in _thread.watching:
@@ -193,7 +191,7 @@ def _watch_steps() -> Callable[[], None]:
 
 def _as_closure(argument: Any) -> Any:
     """The argument of a step; a function is a closure, inside which no counters are read."""
-    if not isinstance(argument, types.FunctionType | types.MethodType | functools.partial):
+    if not callable(argument):
         return argument
 
     def closure(*args: Any, **kwargs: Any) -> Any:
