@@ -24,7 +24,7 @@ class Window(NamedTuple):
     groups: int
 
     @staticmethod
-    def of(
+    def for_dims(
         dims: int,
         stride: Sequence[int],
         padding: Sequence[int],
@@ -60,7 +60,7 @@ def convolution(
     if not _needs_products(x, groups):
         return NotImplemented
     dims = x.dim() - 2
-    window = Window.of(dims, stride, padding, dilation, groups)
+    window = Window.for_dims(dims, stride, padding, dilation, groups)
     if transposed:
         result = _transposed_product(x, weight, window, _per_dim(output_padding, dims))
     else:
@@ -83,7 +83,7 @@ def convolution_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """aten.convolution_backward as convolutions."""
     dims = x.dim() - 2
-    window = Window.of(dims, stride, padding, dilation, groups)
+    window = Window.for_dims(dims, stride, padding, dilation, groups)
     in_grad = weight_grad = bias_grad = None
     if output_mask[0]:
         rest = [0] * dims
